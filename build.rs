@@ -30,8 +30,8 @@ fn main() {
     link(&libtorch, cuda);
 }
 
-/// Checks the version of libtorch. The version is read from the headers, because wheels, zip archives and slim prefixes
-/// all have them.
+/// Checks the version of libtorch. The version is read from the headers, because unpacked wheels, unpacked zip
+/// archives and the folders of links that `make setup` creates all have the headers.
 fn check_version(libtorch: &Path) -> Result<(), String> {
     let header = libtorch.join("include/torch/headeronly/version.h");
     let text = std::fs::read_to_string(&header)
@@ -93,8 +93,8 @@ fn sources(cuda: bool) -> Vec<PathBuf> {
     files
 }
 
-/// The folder that holds the library files. A slim prefix holds only links to these files. If the libraries were loaded
-/// through the links, their `$ORIGIN` run paths would point to the wrong folder.
+/// The folder that holds the library files. A folder that `make setup` creates for `LIBTORCH` holds only links to these
+/// files. If the libraries were loaded through the links, their `$ORIGIN` run paths would point to the wrong folder.
 fn real_lib_dir(libtorch: &Path) -> PathBuf {
     let library = libtorch.join("lib/libtorch_cpu.so");
     let real = library.canonicalize().unwrap_or(library);

@@ -8,7 +8,7 @@ fn main() {
     println!("cargo::rustc-env=LOCDIFF_REVISION={revision}");
     println!("cargo::rerun-if-changed=build.rs");
     // `HEAD` changes when another branch is checked out, and `logs/HEAD` changes on every commit. `--git-path` also
-    // finds them in a worktree.
+    // finds these files in a worktree.
     for name in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", name]).filter(|path| Path::new(path).exists()) {
             println!("cargo::rerun-if-changed={path}");

@@ -35,7 +35,7 @@ def prepare(base, lock):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Downloads GeoCLIP's wheel into .geoclip/, pinned by geoclip.lock.")
+    parser = argparse.ArgumentParser(description="Downloads GeoCLIP's wheel, which geoclip.lock pins, into .geoclip/.")
     parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .geoclip/ (default: the project)")
     parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains geoclip.lock (default: setup/)")
     arguments = parser.parse_args()

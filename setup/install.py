@@ -35,7 +35,7 @@ def libraries(worker):
     nvidia = lib.parent.parent / "nvidia"
     if "libtorch_cuda.so" in places:
         # libtorch opens some libraries by name at run time (cuDNN's engines, NVRTC's builtins). ldd does not list these libraries, so all
-        # libraries are copied.
+        # libraries except libtorch_python.so are copied.
         found = [path for path in lib.glob("*.so*") if path.name != "libtorch_python.so"] + list(nvidia.glob("*/lib/*.so*"))
     else:
         found = [place.resolve() for place in places.values()]

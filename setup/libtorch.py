@@ -237,7 +237,7 @@ def write_prefixes(base):
 
 
 def fetch(wheel, store):
-    """Returns the file of a wheel, which an earlier run has left or pip downloads now. The hash of the file is checked in both cases."""
+    """Returns the file of a wheel. If no earlier run has left the file, pip downloads it. The hash of the file is checked in both cases."""
     for archive in store.download.glob("*.whl"):
         if archive.stat().st_size == wheel.download_bytes and sha256_of(archive) == wheel.sha256:
             return archive
@@ -261,8 +261,8 @@ def run_pip(arguments, scratch):
     scratch.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ, TMPDIR=str(scratch), PIP_REQUIRE_VIRTUALENV="0", PIP_DISABLE_PIP_VERSION_CHECK="1", LC_ALL="C.UTF-8")
     libc = ctypes.CDLL(None)
-    # pip prints its progress to stdout, which is shown only if our stderr is a terminal. The stderr of pip is captured for the error
-    # message.
+    # pip prints its progress to stdout. Show the progress on our stderr, but only if our stderr is a terminal. The stderr of pip is
+    # captured for the error message.
     on_terminal = sys.stderr.isatty()
     pip = subprocess.run(
         [sys.executable, "-m", "pip"] + ([] if on_terminal else ["--quiet"]) + arguments,

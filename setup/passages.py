@@ -23,7 +23,7 @@ def is_prose(text):
 
 
 def in_document(lines):
-    """Yields line number and text of each paragraph, list item and table row outside fenced code."""
+    """Yields the line number and the text of each paragraph, list item and table row outside fenced code."""
     start, passage, fenced = 0, [], False
     for number, line in enumerate(lines + [""], 1):
         fence = line.lstrip().startswith("```")
@@ -37,9 +37,10 @@ def in_document(lines):
 
 
 def in_source(lines, comment):
-    """Yields line number and text of each run of comment lines and of each string."""
-    start, passage = 0, []
+    """Yields the line number and the text of each block of comment lines and of each string."""
+    start, passage, unfinished = 0, [], ""
     for number, line in enumerate(lines + [""], 1):
+        line, unfinished = unfinished + (line.lstrip() if unfinished else line), ""
         mark = re.match(comment, line)
         text = line[mark.end():].strip() if mark else ""
         if text:
@@ -48,7 +49,9 @@ def in_source(lines, comment):
         if passage:
             yield start, " ".join(passage)
             passage = []
-        if not mark:
+        if not mark and line.endswith("\\"):
+            unfinished = line[:-1]  # The string goes on in the next line.
+        elif not mark:
             yield from ((number, '"%s"' % found) for found in STRING.findall(line) if " " in found)
 
 

@@ -81,7 +81,7 @@ def explain_pip(output, lock):
         raise OSError(28, "no space left")
     got = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
     if got:
-        return ("a package with sha256 %s is not in %s; the package source is damaged or not trustworthy\n"
+        return ("pip got a package whose sha256 %s is not in %s; the package source is damaged or not trustworthy\n"
                 "nothing was installed; try another source (pip's index settings) and run again" % (got.group(1), lock.name))
     if "No matching distribution" in output and "broken by" not in output:
         missing = re.search(r"No matching distribution found for (.+)", output).group(1)
@@ -106,7 +106,7 @@ def prepare(base, lock):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Installs the Python packages of the tests into .tools/python/, pinned by python.lock.")
+    parser = argparse.ArgumentParser(description="Installs the Python packages of the tests, in the versions that python.lock pins, into .tools/python/.")
     parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .tools/ (default: the project)")
     parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains python.lock (default: setup/)")
     arguments = parser.parse_args()

@@ -28,14 +28,14 @@ LIBTORCH_NAMES = ("libtorch", "libc10")
 LOG_LINES_SHOWN = 200
 # Test modules that run only if a file of the project has changed since they passed.
 LONG_MODULES = ("eval", "comm", "split", "perturbation", "train", "gang", "world")
-# Slow crates that do not need libtorch.
+# Crates that take long to compile and do not need libtorch; compiled while libtorch is downloaded.
 EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
 # The project has no examples. --examples only makes cargo enable the dependency features of the tests, so that nothing is built twice.
 AS_FOR_TESTS = ("--examples",)
 
 
 class Failed(Exception):
-    """A stage failed. The text says which one and why."""
+    """A stage failed. The text says which stage failed, and why."""
 
 
 def log(text):
@@ -43,7 +43,7 @@ def log(text):
 
 
 def timed(name, work):
-    """Runs one stage and prints how long it took. `work` returns None if the stage passed, else the reason of the failure."""
+    """Runs one stage and prints how long it took. `work` returns None, or the reason if the stage failed."""
     start = time.monotonic()
     log("%s ..." % name)
     reason = work()
@@ -154,7 +154,7 @@ class CudaLink:
         direct = elf.needed(worker)
         if "libtorch_cuda.so" not in direct:
             return "%s is not linked with libtorch_cuda.so; it is linked with %s" % (worker, ", ".join(direct))
-        # Indirect dependencies are not checked: the `link` set lacks some libraries that libtorch_cuda.so needs at run time.
+        # Do not check indirect dependencies: the wheels of the `link` set lack some libraries that libtorch_cuda.so needs at run time.
         return missing_libraries(worker, direct)
 
 
@@ -195,8 +195,8 @@ def prepare(libtorch_set):
     for name, options in (("libtorch", ["--set", libtorch_set]), ("geoclip", [])):
         if children.wait(children.start([sys.executable, "-B", "setup/%s.py" % name, *options])) != 0:
             raise Failed("cannot prepare %s; see the error above" % name)
-    # Stop the early build if it still runs. Otherwise the main build would wait for cargo's lock on the target folder. The main build
-    # should compile torch-sys early, because the main crate depends on torch-sys.
+    # Stop the early build if it still runs. Otherwise the main build would wait for cargo's lock on the target folder, and the compilation
+    # of torch-sys, on which the main crate depends, would start later.
     children.wait(early, 0)
 
 

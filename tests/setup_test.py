@@ -119,7 +119,7 @@ class SetupTest(unittest.TestCase):
         self.assert_ready(self.run_setup())
         self.assertTrue((self.libtorch / "site/torch-2.11.0.dist-info/licenses/LICENSE").exists())
         self.assertFalse((self.libtorch / "site/torch-2.11.0.dist-info/METADATA").exists())
-        self.assertFalse((self.libtorch / "site/nvidia/nccl").exists(), "the CPU set installed NCCL")
+        self.assertFalse((self.libtorch / "site/nvidia/nccl").exists(), "the set `cpu` installed NCCL")
 
     def test_each_set_adds_to_the_previous_one_and_removes_nothing(self):
         nccl, cudnn = (self.libtorch / "site" / path for path in ("nvidia/nccl/include/nccl.h", "nvidia/cudnn/lib/libcudnn.so.9"))
@@ -346,7 +346,7 @@ class GeoclipTest(unittest.TestCase):
 
 
 class PythonToolsTest(unittest.TestCase):
-    """The Python packages for the tests are installed once. They are installed again if the lock or a file has changed."""
+    """The Python packages for the tests are installed once, and again if the lock file or an installed file has changed."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="locdiff-python-")

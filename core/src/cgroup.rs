@@ -7,12 +7,13 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// The names of a memory controller's files, and the folder of its groups.
+/// The memory controller of one cgroup version: the folder of its groups, and the names of its files and fields.
 struct Controller {
     folder: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// Name of the number in `memory.stat` that counts cached files. The kernel frees them before memory runs out.
+    /// Name of the field in `memory.stat` that counts the memory of cached files. The kernel frees this memory when the
+    /// group reaches its limit.
     reclaimable: &'static str,
 }
 
@@ -39,7 +40,7 @@ pub fn memory_available_bytes(root: &Path) -> u64 {
 }
 
 /// Number of processes that the kernel has killed because memory ran out, in this process's group and the groups below
-/// it. `None` if the kernel does not count them, as in version 1.
+/// it. `None` if the kernel does not count such kills, as in cgroup version 1.
 pub fn oom_kills(root: &Path) -> Option<u64> {
     let own = groups(root, &VERSION_2).into_iter().find(|group| group.join("memory.events").exists())?;
     oom_kills_in(&own.join("memory.events"))
@@ -50,7 +51,7 @@ pub fn oom_kills_in(events: &Path) -> Option<u64> {
     field(events, "oom_kill")
 }
 
-/// The memory that one group may still use, in bytes. `None` if the group has no limit.
+/// The memory that one control group may still use, in bytes. `None` if the group has no limit.
 fn memory_left_bytes(group: &Path, controller: &Controller) -> Option<u64> {
     let number = |name: &str| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let (limit, used) = (number(controller.limit)?, number(controller.usage).unwrap_or(0));
@@ -77,7 +78,7 @@ fn groups(root: &Path, controller: &Controller) -> Vec<PathBuf> {
     path.map_or_else(Vec::new, |path| path.ancestors().map(|group| top.join(group)).collect())
 }
 
-/// The number in the line `NAME NUMBER` of a file.
+/// The number after `name` in a file with lines of the form `NAME NUMBER`.
 fn field(path: &Path, name: &str) -> Option<u64> {
     let text = read_to_string(path).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
@@ -89,7 +90,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A temporary folder that contains these files and stands for `/`.
+    /// A temporary folder that contains `files` and takes the place of `/`.
     fn machine(files: &[(&str, String)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary folder can be created");
         for (name, text) in files {

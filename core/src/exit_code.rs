@@ -78,7 +78,7 @@ impl ExitCode {
         self as u8
     }
 
-    /// The exit code whose status is `code`; `None` if no exit code has this status.
+    /// The exit code with the number `code`; `None` if no exit code has this number.
     pub fn from_code(code: i32) -> Option<Self> {
         Self::ALL.iter().copied().find(|known| i32::from(known.code()) == code)
     }
@@ -113,23 +113,24 @@ pub trait HasExitCode: std::error::Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
-    /// A restart would fail in the same way: configuration, bad or damaged data, divergence, a full disk.
+    /// A restart would fail in the same way. Examples: invalid configuration, bad or damaged data, divergence, a full
+    /// disk.
     Final,
     /// A worker was killed or fell silent, or its peers were lost.
     Lost,
-    /// A worker panicked, exited, crashed, or got an error from CUDA. At the same step twice, this is final.
-    Crash,
-    /// Storage or network failed in a way that may pass.
-    Outage,
-    /// The state of a replica differs from the state of the others. If this happens to the same rank twice, it is
+    /// A worker panicked, exited, crashed, or got an error from CUDA. The second such failure at the same step is
     /// final.
+    Crash,
+    /// Storage or network failed, perhaps only temporarily.
+    Outage,
+    /// The state of a replica differs from the state of the others. The second such failure of the same rank is final.
     Corruption {
         /// The rank whose state is wrong.
         rank: u32,
     },
 }
 
-/// System errors of storage or network that may pass.
+/// System errors of storage or network that may be temporary.
 const OUTAGES: [Errno; 7] = [
     Errno::EIO,
     Errno::ESTALE,
@@ -141,7 +142,7 @@ const OUTAGES: [Errno; 7] = [
 ];
 
 impl FailureKind {
-    /// The kind of an error that is known only by its exit code.
+    /// The kind of an error of which only the exit code is known.
     pub fn of_code(code: ExitCode) -> Self {
         match code {
             ExitCode::WorkerFailed | ExitCode::Internal => Self::Crash,
@@ -151,7 +152,7 @@ impl FailureKind {
     }
 
     /// The kind of an I/O error. [`ErrorKind::TimedOut`] without an errno is an outage that the operating system does
-    /// not see, such as that of an S3 server.
+    /// not see, such as an outage of an S3 server.
     pub fn of_io(error: &io::Error) -> Self {
         let is_outage = match error.raw_os_error() {
             Some(number) => OUTAGES.contains(&Errno::from_raw(number)),

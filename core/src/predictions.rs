@@ -1,8 +1,8 @@
 //! `eval --predictions`: scores a file of predictions from any source against the truth.
 //!
 //! The predictions are a table of coordinates: CSV, Parquet or `.npy`. If the table has an id column, predictions and
-//! true places are matched by id, so the rows may be in any order. If the table has no id column, they are matched by
-//! the order of the rows, and the result says so. A table without an id column but with other text columns is refused,
+//! true places are matched by id, so the rows may be in any order. If the table has no id column, rows are matched by
+//! their order, and the result says so. A table without an id column but with other text columns is refused,
 //! because one of them probably holds the ids. No row is dropped: every true place needs exactly one prediction, every
 //! prediction needs a true place, and all coordinates must be valid. Every error names the file, and also the rows or
 //! ids if single rows are at fault.
@@ -124,8 +124,8 @@ pub fn score_predictions(
         None if !table.other_text.is_empty() => {
             let columns = table.other_text.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
             let reason = format!(
-                "no id column, but text columns ({columns}); rename the one with the ids to {}, or remove them all to \
-                 match rows in the order of {truth_name}",
+                "no id column, but text columns ({columns}); rename the column with the ids to {}, or remove all text \
+                 columns to match rows in the order of {truth_name}",
                 tables::ID_NAMES.join(" or ")
             );
             return Err(PredictionsError::rows(&name, reason));

@@ -76,11 +76,11 @@ pub struct Beat {
     pub counter: u64,
     /// The collective operation that the worker waits in, such as "all_reduce of group world"; `None` in other phases.
     pub waits_in: Option<String>,
-    /// Time that the working thread has spent in some phases so far.
+    /// Time that the working thread has spent so far in the phases `data`, `step` and `collective`.
     pub spent: PhaseTimes,
 }
 
-/// Time that a working thread has spent in some phases. The time of a nested phase counts only for the nested phase.
+/// Time that a working thread has spent in three phases. Time in a nested phase does not count for the outer phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PhaseTimes {
     /// Time in the phase `data`, microseconds.
@@ -127,13 +127,13 @@ impl Drop for EnteredPhase {
     }
 }
 
-/// Enters a phase until the returned guard is dropped. Only the working thread may call this function.
+/// Enters a phase, and leaves it when the returned guard is dropped. Only the working thread may call this function.
 pub fn enter(phase: WorkPhase) -> EnteredPhase {
     advance();
     EnteredPhase { previous: change_phase(phase as u8) }
 }
 
-/// Enters a collective operation until the returned guard is dropped.
+/// Enters a collective operation, and leaves it when the returned guard is dropped.
 pub fn enter_collective(operation: &str, group: &str) -> EnteredPhase {
     *WAITS_IN.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{operation} of group {group}"));
     enter(WorkPhase::Collective)

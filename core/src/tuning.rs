@@ -1,10 +1,10 @@
 //! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos.
 //!
-//! The objective is the mean accuracy over the thresholds, minus a penalty. The loss at a threshold is the number of
-//! percentage points by which LocDiff-H is less accurate than the better of LocDiff and retrieval alone. The penalty is
-//! ten times the mean loss over the thresholds. LocDiff-H should be at least as good as the better of the two at every
-//! threshold, so a point lost at one threshold weighs more than a point won at another. A loss is penalised rather than
-//! forbidden, because small losses on the validation photos are mostly chance.
+//! The objective is the mean accuracy over the thresholds, minus ten times the mean loss over the thresholds. The loss
+//! at a threshold is the number of percentage points by which LocDiff-H is less accurate than the better of LocDiff and
+//! retrieval alone. LocDiff-H should be at least as good as the better of the two at every threshold, so a point lost
+//! at one threshold weighs more than a point won at another. A loss is penalised rather than forbidden, because small
+//! losses on the validation photos are mostly chance.
 //!
 //! The setting is chosen on all validation photos. Cross-validation estimates how accurate the chosen setting is on
 //! other photos: for each fold, a setting is chosen on all other folds and scored on this fold. Nearby photos must be
@@ -21,7 +21,7 @@ use crate::exit_code::{ExitCode, HasExitCode};
 use crate::geo::{Place, UnitVector};
 use crate::protocol::TuningErrors;
 
-/// Height of a cell, in degrees of latitude. In km, a cell is about as wide as it is high.
+/// Height of a cell, in degrees of latitude. The width of a cell in km is about equal to its height in km.
 const CELL_DEGREES: f64 = 5.0;
 /// The penalty is this factor times the accuracy that LocDiff-H loses against the better of LocDiff and retrieval
 /// alone.
@@ -41,13 +41,13 @@ impl HasExitCode for TuningError {
 /// The settings of LocDiff-H.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Hybrid {
-    /// Which gallery points are considered, and how one is chosen.
+    /// Which gallery points are considered, and how one of them is chosen.
     pub mode: HybridMode,
     /// Search radius around LocDiff's answer or samples, km. Only gallery points within this radius are considered.
     pub radius_km: f64,
-    /// Weight of the samples' log density in the score of a gallery point (λ).
+    /// Weight λ of the samples' log density in the score of a gallery point.
     pub density_weight: f64,
-    /// Width of the kernel of the samples' density, km (h).
+    /// Width h of the kernel with which the density of the samples is estimated, km.
     pub density_km: f64,
 }
 
@@ -183,7 +183,7 @@ impl Counts {
         (0..hybrid.len()).map(value).sum::<f64>() / hybrid.len() as f64
     }
 
-    /// Index of the setting with the highest objective. On a tie, the first one.
+    /// Index of the setting with the highest objective. On a tie, the first such setting wins.
     fn best(&self) -> usize {
         let objectives: Vec<f64> = (0..self.within.len() - 2).map(|setting| self.objective(setting)).collect();
         let better = |best: usize, next: usize| if objectives[next] > objectives[best] { next } else { best };

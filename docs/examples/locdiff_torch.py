@@ -69,7 +69,7 @@ class CSiren(nn.Module):
 
 
 class CSUnet(nn.Module):
-    """Three modules down, three up, with skip connections, and a linear head. Predicts the clean code."""
+    """A U-Net of three modules down and three up, with skip connections and a linear head. Predicts the clean code."""
 
     def __init__(self, dimensions, image_width=IMAGE_WIDTH, dropout=0.0, bottleneck=0):
         super().__init__()
@@ -127,7 +127,7 @@ def loss(predicted_bd, harmonics_bd, basis_ad, kl_weight):
 
 
 def denoise(x, predicted, alpha_bar, alpha_bar_next, noise, eta):
-    """One step of the sampler (DDIM, equations 12 and 16): `eta` 0 is deterministic, 1 is DDPM's posterior."""
+    """One step of the sampler (DDIM, equations 12 and 16): deterministic for `eta` 0, DDPM's posterior for `eta` 1."""
     epsilon = (x - alpha_bar.sqrt() * predicted) / (1 - alpha_bar).sqrt()
     ratio = (1 - alpha_bar_next) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_next)
     sigma = eta * ratio.clamp(min=0).sqrt()

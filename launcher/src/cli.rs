@@ -43,8 +43,8 @@ pub struct Global {
     /// Number of workers that share one replica of the model.
     #[arg(long, global = true, value_name = "N")]
     pub tensor_parallel: Option<u32>,
-    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; default: the run's own when a run is evaluated, else l47
-    /// on CUDA and demo on the CPU.
+    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; default: when a run is evaluated, the configuration of the
+    /// run; otherwise l47 on CUDA and demo on the CPU.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Set one field of the configuration; may be repeated.
@@ -62,7 +62,7 @@ pub struct Global {
     /// Address of the first node's coordinator (not implemented yet).
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
-    /// How many times to restart the workers after a failure.
+    /// Largest number of restarts in a row without a new checkpoint.
     #[arg(long, global = true, value_name = "N")]
     pub max_restarts: Option<u32>,
     /// File that contains the run's token (not implemented yet).
@@ -139,7 +139,7 @@ pub struct EvalRequest {
     /// Score this file of predictions instead of a run.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
     pub predictions: Option<PathBuf>,
-    /// Choose the settings of LocDiff-H on the validation rows; evaluate afterwards only with --hybrid or --suite main.
+    /// Choose the settings of LocDiff-H on the validation rows; with --hybrid or --suite main, evaluate afterwards.
     #[arg(long)]
     pub tune: bool,
 }
@@ -194,14 +194,14 @@ pub enum ShardsVerb {
         #[arg(long)]
         overwrite: bool,
     },
-    /// Check checksums, schema and values; with --epochs, also how often each row occurs in an epoch.
+    /// Check checksums, schema and values; with --epochs, also check how often each row occurs in an epoch.
     Verify {
         /// Folder of shards.
         dir: PathBuf,
         /// Replay the order of the rows for this many epochs.
         #[arg(long, value_name = "E")]
         epochs: Option<u32>,
-        /// Numbers of workers to replay the order for; default: 1.
+        /// Replay the order for each of these numbers of workers; default: 1.
         #[arg(long, value_name = "1,3,4", value_delimiter = ',', requires = "epochs")]
         world_sizes: Vec<u32>,
     },
@@ -316,8 +316,8 @@ impl Cli {
 }
 
 impl Global {
-    /// The layers of the configuration, weakest first: `--config`, `--set`, and the other flags. Without `--config`,
-    /// the first layer is the preset that `fallback` names.
+    /// The layers of the configuration, lowest precedence first: `--config`, `--set`, and the other flags. Without
+    /// `--config`, the first layer is the preset that `fallback` names.
     pub fn layers(&self, fallback: &str) -> Vec<Layer> {
         let base = match &self.config {
             None => Layer::Preset(fallback.to_owned()),
@@ -329,8 +329,8 @@ impl Global {
         self.layers_over(base)
     }
 
-    /// The layers of the configuration, weakest first: `base` (such as the configuration file of a run), `--set`, and
-    /// the other flags.
+    /// The layers of the configuration, lowest precedence first: `base` (such as the configuration file of a run),
+    /// `--set`, and the other flags.
     pub fn layers_over(&self, base: Layer) -> Vec<Layer> {
         let mut layers = vec![base];
         layers.extend(self.set.iter().cloned().map(Layer::Set));

@@ -31,7 +31,7 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Number of the signal that stops workers, as fixed by POSIX.
+/// Number of the signal that kills workers, as fixed by POSIX.
 const SIGKILL: i32 = 9;
 
 /// How long to wait for the root cause after a worker has blamed a peer.
@@ -119,7 +119,7 @@ pub enum Cause {
     Late {
         /// Ranks of the workers that were late.
         ranks: Vec<u32>,
-        /// The time limit for all hellos.
+        /// The time limit within which every worker had to send its hello.
         limit: Duration,
     },
     /// A worker reported a failure.
@@ -145,7 +145,7 @@ pub enum Cause {
     Stuck {
         /// The worker, with its last heartbeat.
         worker: StuckWorker,
-        /// The limit that it exceeded; `None` if its peers gave up first.
+        /// The time limit that the worker exceeded; `None` if its peers gave up first.
         limit: Option<Duration>,
     },
     /// A checkpoint could not be committed, or the disk does not respond.
@@ -155,7 +155,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether this cause is a consequence of the failure of another worker.
+    /// Whether this failure is only a consequence of another worker's failure.
     fn is_consequence(&self) -> bool {
         matches!(self, Self::Failed { failure: Failure { of_peer: true, .. }, .. })
     }
@@ -173,7 +173,7 @@ pub enum Outcome {
 /// Time limits of a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Time from the start of the gang until all workers have said hello.
+    /// Longest time from the start of the gang until all workers have said hello.
     pub start: Duration,
     /// Longest time that a worker may take to exit after it has sent its result or closed its socket.
     pub stop: Duration,
@@ -188,11 +188,11 @@ struct Member {
     hello: Option<Hello>,
     result: Option<JobResult>,
     exit: Option<Exit>,
-    /// How the process ended. Set while the socket may still hold messages, which are handled before the exit.
+    /// How the process ended. The exit is handled later, after the messages that the socket may still hold.
     pending_exit: Option<Exit>,
     /// Whether the socket is closed and all messages from it have been handled.
     is_closed: bool,
-    /// When the worker must have exited, because it has sent its result or closed its socket.
+    /// Deadline for the worker to exit, set when the worker has sent its result or closed its socket.
     exit_by: Option<Duration>,
     /// Whether the worker sent its result, did not exit in time, and was killed.
     killed_after_result: bool,
@@ -209,8 +209,8 @@ impl Member {
 enum Phase {
     Starting,
     Running,
-    /// Either a worker blamed a peer, and the root cause may still be on its way, or a stuck worker was asked for a
-    /// backtrace.
+    /// A failure is known, and the launcher waits for more information: the root cause if a worker blamed a peer, or
+    /// the backtrace of a stuck worker.
     Waiting {
         until: Duration,
     },
@@ -232,7 +232,7 @@ pub struct Coordinator {
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
     pulses: Pulses,
     causes: Vec<Cause>,
-    /// When the workers are killed if they have not stopped on the user's request. `None` if they were not asked to
+    /// When to kill the workers that have not stopped after the user's request. `None` if the user has not asked to
     /// stop.
     stop_by: Option<Duration>,
     /// The worker that made no progress when its peers reported a failed collective.
@@ -275,7 +275,7 @@ impl Coordinator {
         }
     }
 
-    /// The time at which [`GangEvent::Tick`] must be sent at the latest. `None` if no deadline is pending.
+    /// The latest time at which [`GangEvent::Tick`] must be sent. `None` if no deadline is pending.
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Starting => Some(self.started_at + self.limits.start),
@@ -301,7 +301,7 @@ impl Coordinator {
         // launcher notices the death. So reports that blame a peer go to the end of the list.
         let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
         if causes.is_empty() {
-            // No worker died by itself, so the worker that its peers waited for was stuck.
+            // No worker died by itself, so the suspect was stuck while its peers waited for it.
             causes.extend(self.suspect.clone().map(|worker| Cause::Stuck { worker, limit: None }));
         }
         causes.extend(consequences);
@@ -316,7 +316,7 @@ impl Coordinator {
         (self.pulses.last(rank), self.members.get(rank).and_then(|member| member.exit))
     }
 
-    /// The hellos received so far, in rank order.
+    /// The `Hello` messages received so far, in rank order.
     pub fn hellos(&self) -> Vec<Hello> {
         self.members.iter().filter_map(|member| member.hello.clone()).collect()
     }
@@ -378,8 +378,8 @@ impl Coordinator {
         vec![Action::Commit(parts)]
     }
 
-    /// Handles a closed socket. This is not a failure yet, because the worker's exit status should follow and tells the
-    /// reason.
+    /// Handles a closed socket. A closed socket is not a failure yet, because the exit status of the worker should
+    /// follow and tell the reason.
     fn closed(&mut self, rank: u32, now: Duration) -> Vec<Action> {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         member.is_closed = true;
@@ -483,8 +483,8 @@ impl Coordinator {
         self.causes.push(cause);
         match (self.phase, stuck) {
             (Phase::Stopping { .. }, _) => Vec::new(),
-            // The peers of a dying worker may notice its death before it has exited. Wait for its exit status, which
-            // SIGKILL would hide.
+            // The peers of a dying worker may notice its death before it has exited. Wait for its exit status: SIGKILL
+            // would hide the real cause of its death.
             _ if is_consequence && was_waiting => Vec::new(),
             _ if is_consequence => {
                 self.suspect = self.find_suspect(now);
@@ -499,7 +499,7 @@ impl Coordinator {
         }
     }
 
-    /// The worker that probably kept the workers waiting that have complained so far.
+    /// The worker that is probably stuck, judging by the failed operations that its peers have reported so far.
     fn find_suspect(&self, now: Duration) -> Option<StuckWorker> {
         let complained = |cause: &Cause| match cause {
             Cause::Failed { rank, .. } => Some(*rank),

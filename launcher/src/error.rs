@@ -34,7 +34,7 @@ pub struct LaunchError {
     gang: Option<Box<GangFailure>>,
 }
 
-/// How a gang failed, for the decision whether to restart it and for `failure.json`.
+/// How a gang failed. This decides whether the gang is restarted, and is written to `failure.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GangFailure {
     /// What happened, such as "panic" or "SIGSEGV". Two failures of the same sort have the same text.
@@ -54,19 +54,19 @@ pub struct GangFailure {
 pub struct RankEnd {
     /// Rank of the worker.
     pub rank: u32,
-    /// Name of its machine.
+    /// Name of the worker's machine.
     pub host: String,
-    /// Its process id.
+    /// Process id of the worker.
     pub pid: u32,
-    /// Its device: `cpu`, or a GPU such as `GPU 3`.
+    /// Device of the worker: `cpu`, or a GPU such as `GPU 3`.
     pub device: String,
-    /// Phase in its last heartbeat; `start` if it never sent one, `end` if it was about to exit.
+    /// Phase in the worker's last heartbeat; `start` if the worker never sent one, `end` if it was about to exit.
     pub phase: String,
-    /// Training step in its last heartbeat; 0 before the first step.
+    /// Training step in the worker's last heartbeat; 0 before the first step.
     pub step: u64,
     /// How the process ended.
     pub end: String,
-    /// The last lines of its output.
+    /// The last lines of the worker's output.
     pub last_lines: Vec<String>,
 }
 

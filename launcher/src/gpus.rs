@@ -10,7 +10,7 @@ use serde::Serialize;
 /// One GPU, or one instance of a GPU, that a worker can use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Index among all GPUs of the machine, ignoring `CUDA_VISIBLE_DEVICES`. An instance has the index of its GPU.
+    /// Index among all GPUs of the machine, ignoring `CUDA_VISIBLE_DEVICES`. A MIG instance has its GPU's index.
     pub index: u32,
     /// Unique identifier, `GPU-...` or `MIG-...`.
     pub uuid: String,
@@ -71,9 +71,9 @@ fn selection() -> Option<String> {
     std::env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
-/// The entry of `CUDA_VISIBLE_DEVICES` for the worker on GPU number `gpu`, if the list contains instances. CUDA shows a
-/// process only the first instance of a list, so this worker must get its entry alone and use it as GPU 0. `None` if
-/// the worker can get the whole list.
+/// If the list in `CUDA_VISIBLE_DEVICES` contains MIG instances (slices of a GPU), returns entry number `gpu` of the
+/// list. CUDA shows a process only the first instance of a list. A worker must therefore get a list of only its own
+/// entry, which is then its GPU 0. Returns `None` if the list contains no instances: a worker can get the whole list.
 pub fn own_instance(gpu: u32) -> Option<String> {
     instance_in(&selection()?, gpu)
 }
@@ -95,9 +95,9 @@ fn describe(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
     })
 }
 
-/// The GPUs and instances that `selection`, the value of `CUDA_VISIBLE_DEVICES`, names. An entry is the index of a GPU,
-/// the beginning of a GPU's UUID, or the UUID of an instance, which `instance` looks up. The first entry that matches
-/// nothing, and all entries after it, are ignored. Without a value, all GPUs are visible.
+/// Finds the GPUs and MIG instances that are visible. `selection` is the value of `CUDA_VISIBLE_DEVICES`; if it is
+/// `None`, all GPUs are visible. An entry is the index of a GPU, the beginning of a GPU's UUID, or the UUID of an
+/// instance, which `instance` looks up. The first entry that matches nothing, and all entries after it, are ignored.
 fn visible(all: &[Gpu], instance: impl Fn(&str) -> Option<Gpu>, selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {

@@ -14,7 +14,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::error::exit_code_of;
 use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout};
 
-/// How long a command waits at its end: for stdout before it also watches for signals, and for stderr in total.
+/// When a command ends, it waits this long for its text to be written to stdout. After this time, it goes on waiting,
+/// but a signal ends the wait. For stderr, it waits at most this long.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Time between two checks whether all text is written to stdout.
@@ -72,11 +73,12 @@ pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
 }
 
 /// Waits until the whole result is written to stdout, and returns the exit code of the command. If nobody reads stdout,
-/// waits until somebody does, or until a signal arrives. The exit code is `code` if the result was written,
-/// `Interrupted` after a signal, and `Io` after an error.
+/// waits until somebody does or a signal arrives. If `code` says that a signal has already stopped the command, waits
+/// for a second at most. The exit code is `Interrupted` if a signal ended the wait, `Io` after a write error, and
+/// otherwise `code`.
 pub fn finish(code: ExitCode) -> ExitCode {
     let written = match wait_for_stdout(LAST_WORDS_LIMIT) {
-        // After a signal, the user or the scheduler does not want to wait any longer.
+        // A signal has stopped the command, so the user or the scheduler does not want to wait any longer.
         Ok(false) if matches!(code, ExitCode::Interrupted | ExitCode::Preempted) => Ok(true),
         Ok(false) => wait_for_reader_or_signal(),
         written => written,
@@ -119,7 +121,7 @@ fn wait_for_reader_or_signal() -> std::io::Result<bool> {
     })
 }
 
-/// Adds a newline if it is missing.
+/// Adds a newline if `text` does not end with one.
 fn line(text: &str) -> String {
     if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") }
 }

@@ -3,7 +3,7 @@
 //! A worker makes progress when the counter in its heartbeats grows. Each phase has a limit on the time without
 //! progress. A worker that exceeds the limit of its phase is stuck, even if it still sends heartbeats. There is one
 //! exception: a worker that waits in a collective operation is not stuck as long as another worker does something else.
-//! The limit of collective operations applies only if all workers wait in one.
+//! The limit of collective operations applies only if all workers wait in collective operations.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// does not count as time without progress.
 const PAUSE_MIN: Duration = Duration::from_secs(4);
 
-/// A worker that sends no heartbeat for this long, or for [`MISSED_BEATS`] heartbeat intervals if that is longer, counts
-/// as stopped.
+/// A worker counts as stopped if it sends no heartbeat for this long and for at least [`MISSED_BEATS`] heartbeat
+/// intervals.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// Number of heartbeat intervals; see [`SILENCE_MIN`].
+/// Number of heartbeat intervals without a heartbeat after which a worker may count as stopped; see [`SILENCE_MIN`].
 const MISSED_BEATS: u32 = 4;
 
 /// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out
@@ -43,7 +43,7 @@ pub struct PhaseLimits {
 }
 
 impl PhaseLimits {
-    /// The limits of the configuration, extended by `COLLECTIVE_GRACE` where workers time out by themselves.
+    /// The limits of the configuration. Where workers time out by themselves, `COLLECTIVE_GRACE` is added to the limit.
     pub fn new(config: &SuperviseConfig) -> Self {
         Self {
             start: Duration::from_secs_f64(config.start_timeout_s),
@@ -111,8 +111,8 @@ impl Pulses {
         Self { limits, workers: vec![worker; workers], looked_at: now }
     }
 
-    /// Records that the time is now `now`. If the launcher was stopped since the last call, all deadlines move by the
-    /// time since that call, and this time is returned; otherwise the result is zero.
+    /// Records the current time, `now`. If at least `PAUSE_MIN` has passed since the last call, the launcher itself was
+    /// stopped: moves all deadlines by the time since that call, and returns that time. Otherwise returns zero.
     pub fn pass(&mut self, now: Duration) -> Duration {
         let gap = now.saturating_sub(self.looked_at);
         self.looked_at = now;
@@ -148,7 +148,8 @@ impl Pulses {
         }
     }
 
-    /// The time at which a worker will count as stuck unless there is progress before. `None` if no worker is watched.
+    /// The earliest time at which a worker will count as stuck if it makes no progress before then. `None` if no worker
+    /// is watched.
     pub fn deadline(&self) -> Option<Duration> {
         self.judged().map(|(_, worker, since)| since + self.limits.of(worker.phase())).min()
     }
@@ -163,8 +164,8 @@ impl Pulses {
 
     /// The worker that probably kept its peers waiting, after the peers in `complained` reported a failed collective
     /// operation. Candidates are the other workers that are not in a collective operation, are at an earlier step, or
-    /// have stopped sending heartbeats. Of several candidates, returns the one whose last progress is oldest. Without a
-    /// candidate, a single worker that did not complain is the suspect.
+    /// have stopped sending heartbeats. Of several candidates, returns the one whose last progress is oldest. If there
+    /// is no candidate, but several workers complained and only one did not, returns that one.
     pub fn suspect(&self, complained: &[u32], now: Duration) -> Option<StuckWorker> {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;
@@ -178,9 +179,9 @@ impl Pulses {
         Some(worker.stuck(rank, now))
     }
 
-    /// The workers that may be stuck, each with the time at which its limit began to count. This is the time of the
-    /// worker's last progress. Workers that wait in a collective operation are left out, unless all workers wait in
-    /// one. In that case, the limit counts from the latest progress of any worker.
+    /// The workers that may be stuck, each with the time from which its limit counts: the time of its last progress.
+    /// Workers that wait in a collective operation are left out. If all workers wait in a collective operation, none is
+    /// left out, and every limit counts from the latest progress of any worker.
     fn judged(&self) -> impl Iterator<Item = (u32, &WorkerPulse, Duration)> {
         let is_waiting = |worker: &WorkerPulse| worker.phase() == WorkPhase::Collective;
         let all_wait = self.watched().all(|(_, worker)| is_waiting(worker));
@@ -303,6 +304,6 @@ mod tests {
         }
         pulses.pass(at(65));
         assert_eq!(pulses.stuck(at(69)), None);
-        assert!(pulses.stuck(at(70)).is_some(), "ten seconds without the pause are too long, but not noticed");
+        assert!(pulses.stuck(at(70)).is_some(), "not stuck after ten seconds without progress, not counting the pause");
     }
 }

@@ -22,18 +22,18 @@ const CRASH_SIGNALS: [Signal; 5] = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIG
 /// Exit code of a Rust program that panicked.
 const EXIT_PANIC: i32 = 101;
 
-/// What is known about a worker of a gang that failed.
+/// What is known about one worker of a failed gang.
 #[derive(Debug, Clone, Default)]
 pub struct EndedWorker {
-    /// Its process id.
+    /// Process id of the worker.
     pub pid: u32,
-    /// Its GPU; `None` on the CPU.
+    /// GPU of the worker; `None` if it runs on the CPU.
     pub gpu: Option<u32>,
-    /// Its last heartbeat.
+    /// Last heartbeat of the worker.
     pub last_beat: Option<Beat>,
     /// How the process ended.
     pub exit: Option<Exit>,
-    /// The last lines of its output.
+    /// The last lines that the worker printed.
     pub last_lines: Vec<String>,
 }
 
@@ -67,8 +67,8 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
 }
 
 /// The error for a root cause that is an expected failure, such as bad data. It contains only the message of the
-/// failure, because the rank and its output would not help the user. `None` for any other root cause, and for failures
-/// that are tried again, where the host and the device of the rank matter.
+/// failure, because the rank and its output would not help the user. `None` for any other root cause. Also `None` for
+/// failures after which the workers may be restarted, because the user then needs the host and the device of the rank.
 fn expected(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
     let code = exit_code(first);
@@ -100,8 +100,8 @@ fn kind(first: &Cause) -> FailureKind {
     }
 }
 
-/// A short name for what happened. Two failures of the same sort have the same name, so it contains no rank, process id
-/// or time.
+/// A short name for what happened. Two failures of the same sort have the same name, so the name contains no rank,
+/// process id or time.
 fn what(first: &Cause) -> String {
     match first {
         Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => match &failure.message {
@@ -305,7 +305,7 @@ impl FailureReport<'_> {
 }
 
 impl FailureReport<'_> {
-    /// The collective operation in which other workers wait for the worker `rank`; empty if none waits.
+    /// Text about the collective operation in which other workers wait for the worker `rank`; empty if no worker waits.
     fn awaited(&self, rank: u32) -> String {
         let others = (0..).zip(self.workers).filter(|(other, _)| *other != rank);
         let operations = others.filter_map(|(_, worker)| worker.last_beat.as_ref()?.waits_in.as_deref());
@@ -355,8 +355,8 @@ fn rank_list(ranks: &[u32]) -> String {
     ranges.collect::<Vec<_>>().join(", ")
 }
 
-/// The kernel function in which a thread of the process waits without being interruptible (state D). If no thread is in
-/// this state, the kernel function in which the main thread waits. `None` if the function is unknown.
+/// The kernel function in which a thread of the process is in uninterruptible sleep (state D). If no thread is in this
+/// state, returns the kernel function in which the main thread waits. `None` if the function is unknown.
 fn wait_channel(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let in_state_d = |task: &PathBuf| {

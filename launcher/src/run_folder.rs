@@ -10,8 +10,8 @@
 //! ```
 //! A [`RunFolder`] holds the lock. Only the launcher that holds the lock, and its workers, change these files.
 //! Functions that only read, such as [`checkpoints`] and [`newest_whole`], need no lock. `eval` writes to `RUN/eval/`,
-//! which has its own lock. It takes the lock of the run only while it adds scores to the TensorBoard files, and protects
-//! the checkpoint that it reads with a [`CheckpointUse`].
+//! which has its own lock. `eval` takes the lock of the run only while it adds scores to the TensorBoard files. A
+//! [`CheckpointUse`] protects the checkpoint that `eval` reads.
 //!
 //! The launcher gives a checkpoint the name `step-NNNNNNNN` after all files in its manifest are on disk. So a
 //! checkpoint with this name is whole, unless it was damaged later. No two attempts of a run have the same number.
@@ -95,7 +95,7 @@ impl RunFolder {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
         let path = self.path.join(CONFIG);
-        let text = toml::to_string(&config).expect("a checked configuration is plain TOML values");
+        let text = toml::to_string(&config).expect("a checked configuration contains only plain TOML values");
         let previous = match std::fs::read_to_string(&path) {
             Ok(previous) => Some(previous),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,

@@ -76,7 +76,7 @@ struct Ended {
 /// The results of a gang that succeeded.
 #[derive(Debug)]
 pub struct GangResult<T> {
-    /// The hello of each rank.
+    /// The first message (hello) of each rank.
     pub hellos: Vec<Hello>,
     /// The result of each rank.
     pub results: Vec<T>,
@@ -201,7 +201,7 @@ impl Supervisor {
         work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let (done, result) = oneshot::channel();
-        // Sending fails after an interrupt, because the receiver is gone. Ignore this.
+        // After an interrupt the receiver is gone, so sending fails. Ignore this error.
         let work = move || drop(done.send(work()));
         std::thread::Builder::new().name(COMPUTING_THREAD.into()).spawn(work).context("cannot start a thread")?;
         let signals = &mut self.signals;
@@ -218,7 +218,7 @@ impl Supervisor {
         self.pause(Duration::from_millis(1))
     }
 
-    /// Waits for the time `wait`. Fails at once if the user asks to stop, or has asked before.
+    /// Waits for the time `wait`. Fails at once if the user asks to stop, or has already asked.
     pub fn pause(&mut self, wait: Duration) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
         let is_asked = async { signals.code.is_some() || tokio::time::timeout(wait, signals.recv()).await.is_ok() };
@@ -300,7 +300,7 @@ async fn supervise(
     };
     observations.close();
     let interrupts_before = interrupts;
-    // A scheduler that asked the run to stop does not wait for a hung disk.
+    // If a signal asked the run to stop, a hung disk must not delay the end beyond the time allowed for stopping.
     let preempt_limit = gang.limits.preempt + OUTPUT_GRACE;
     let limit = match interrupts {
         _ if is_disk_stuck => OUTPUT_GRACE,
@@ -316,7 +316,7 @@ async fn supervise(
     let result = match outcome {
         Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
         Outcome::Failed(mut causes) => {
-            // The last heartbeats may be many steps old, so take the step of each worker from its file.
+            // The last heartbeats may be many steps old, so read the step of each worker from its step file.
             for cause in &mut causes {
                 if let Cause::Stuck { worker: StuckWorker { rank, last: Some(beat), .. }, .. } = cause {
                     beat.step = pulse::read_step(control.folder(), *rank).unwrap_or(beat.step);
@@ -353,9 +353,9 @@ fn oom_kills() -> Option<u64> {
     }
 }
 
-/// Waits until the observer has handled everything. Returns `Some` with the first commit that has failed since the gang
-/// ended, if any. Returns `None` if the observer does not finish within `limit`, or within [`OUTPUT_GRACE`] once two
-/// signals have arrived.
+/// Waits until the observer has handled everything. Returns `None` if that takes longer than `limit`. Otherwise returns
+/// `Some(Some(failure))` for the first commit that failed since the gang ended, or `Some(None)` if no commit failed.
+/// Once two signals have arrived, the limit is [`OUTPUT_GRACE`] at most.
 async fn wait_for_observer(
     limit: Duration,
     failures: &mut mpsc::UnboundedReceiver<GangEvent>,
@@ -381,8 +381,8 @@ async fn wait_for_observer(
     }
 }
 
-/// Updates `members` and informs the observer. Returns the event to pass to the coordinator, if the notice contains
-/// one.
+/// Updates `members` and informs the observer. If the notice contains an event, returns it, to be passed to the
+/// coordinator.
 fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observations: &Observations) -> Option<GangEvent> {
     match notice {
         Notice::Line { rank, line } => {

@@ -199,7 +199,8 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }
 
-/// Returns the error for a verb that is not implemented, or an error of the configuration if it is invalid.
+/// Returns the error for a verb that is not implemented. If the configuration is invalid, returns the error of the
+/// configuration instead.
 fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
     plan(global)?;
     Err(LaunchError::not_yet(name).into())

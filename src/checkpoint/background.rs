@@ -21,7 +21,7 @@ use crate::native::cuda::{self, CudaEvent, CudaStream, Priority, with_stream};
 /// One file of a snapshot.
 #[derive(Debug)]
 pub enum Part {
-    /// A safetensors file. No other code may write to these tensors.
+    /// A safetensors file. No other code may write to its tensors.
     Tensors {
         /// Name of the file.
         name: String,
@@ -92,7 +92,7 @@ struct Fetch {
 }
 
 impl Background {
-    /// A writer for the run in `run_dir`, whose tensors are on `device`.
+    /// A writer for the run in `run_dir`. The tensors of the run are on `device`.
     pub fn new(files: Files, run_dir: PathBuf, device: Device) -> Result<Self, CheckpointError> {
         let fetch = match device {
             Device::Cuda(gpu) => {

@@ -1,6 +1,6 @@
-//! Joins the pieces of a part. Each tensor-parallel rank wrote one piece.
+//! Joins the pieces of one part of a checkpoint. Each tensor-parallel rank wrote one piece.
 //!
-//! In the metadata of every piece, the key [`DIVISIONS`] lists the split tensors and says how each was divided. A
+//! In the metadata of every piece, the key [`DIVISIONS`] lists the tensors that were split, and how each was divided. A
 //! tensor that is not listed under this key is whole, and only the first piece contains it.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub struct Division {
     pub sections: i64,
 }
 
-/// The metadata of a piece. `divisions` holds the division of each split tensor.
+/// The metadata of a piece. `divisions` maps the name of each split tensor to its division.
 pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<String, String> {
     let text = serde_json::to_string(divisions).expect("a map of strings to numbers is always valid JSON");
     BTreeMap::from([(DIVISIONS.to_owned(), text)])
@@ -113,7 +113,7 @@ mod tests {
         let rows = |first: i64| whole.narrow(0, first, 3);
         let columns = |first: i64| whole.narrow(1, first, 4);
         let wide = Tensor::cat(&[&whole, &whole, &whole, &whole], 0);
-        // `wide` consists of two halves of 12 rows. The first piece has rows 0..6 and 12..18.
+        // `wide` has 24 rows in two halves. The first piece has the first six rows of each half: 0..6 and 12..18.
         let halves = |first: i64| Tensor::cat(&[wide.narrow(0, first, 6), wide.narrow(0, 12 + first, 6)], 0);
         let bias = Tensor::from_slice(&[1.0_f32]);
         let (first, second) = (

@@ -73,8 +73,8 @@ impl Checkpoint {
             (Some(pieces), 1) => *pieces,
             _ => {
                 let reason = format!(
-                    "{CHECKPOINT_MANIFEST} lists pieces of {part} for several numbers of pieces: {counts:?}; \
-                     wanted one number"
+                    "{CHECKPOINT_MANIFEST} lists pieces of {part} that disagree on the number of pieces: \
+                     {counts:?}"
                 );
                 return Err(CheckpointError::bad(&self.folder, reason));
             }
@@ -119,7 +119,8 @@ fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
-/// An open file of a checkpoint. Reads count and hash the bytes, so that [`Checked::finish`] can verify the checksum.
+/// An open file of a checkpoint. Counts and hashes the bytes that are read, so that [`Checked::finish`] can verify the
+/// checksum.
 struct Checked<'a> {
     path: PathBuf,
     want: &'a CheckpointFile,

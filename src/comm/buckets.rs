@@ -68,7 +68,7 @@ impl Buckets {
     ///
     /// The first bucket holds the last parameters, because backward computes their gradients first. Every rank must
     /// pass parameters of the same shapes and types in the same order, and the same `bucket_bytes`. If the arguments of
-    /// the ranks differ, this is an error.
+    /// the ranks differ, this function fails.
     pub fn new(group: &Group, parameters: &[Tensor], bucket_bytes: usize) -> Result<Self, CommError> {
         let fail = |problem: String| bucket_error(group, &problem);
         for (index, parameter) in parameters.iter().enumerate() {
@@ -123,8 +123,8 @@ impl Buckets {
     }
 
     /// Starts the reductions that have not started yet, and waits for all reductions. Every gradient is then the mean
-    /// over ranks. A reduction has not started yet if backward did not reach some parameter of its bucket or of an
-    /// earlier bucket. Returns the first error of the step, including errors in hooks. On NCCL, the current stream
+    /// over ranks. If backward does not reach some parameter, the reductions of its bucket and of all later buckets
+    /// start only here. Returns the first error of the step, including errors in hooks. On NCCL, the current stream
     /// waits, not the host.
     pub fn finish(&self) -> Result<(), CommError> {
         tracing::trace!("finish");
@@ -186,7 +186,7 @@ impl Shared {
             return;
         }
         if std::mem::replace(&mut state.arrived[parameter], true) {
-            let advice = "run every backward pass except the last in accumulate()";
+            let advice = "run every backward pass except the last one inside accumulate()";
             let problem = format!("parameter {parameter} got a second gradient in one step; {advice}");
             state.error.get_or_insert(bucket_error(&self.group, &problem));
             return;
@@ -315,7 +315,7 @@ mod tests {
         }
         assert!(
             slots.windows(2).all(|pair| pair[0].bucket >= pair[1].bucket),
-            "a parameter is in an earlier bucket than a later parameter: {slots:?}"
+            "the buckets do not hold the parameters in reverse order: {slots:?}"
         );
     }
 }

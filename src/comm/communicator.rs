@@ -57,7 +57,7 @@ pub struct Rendezvous {
     pub store: StoreEnd,
     /// The library that runs the collectives.
     pub backend: Backend,
-    /// Timeout of the wait for all other ranks to join, and then of the connection of each group.
+    /// How long to wait until all other ranks have joined, and then until each group is connected.
     pub connect_timeout: Duration,
     /// Default timeout of each collective.
     pub collective_timeout: Duration,
@@ -146,7 +146,7 @@ impl Communicator {
     }
 }
 
-/// Aborts every collective of a rank.
+/// A handle that can abort all pending collectives of a rank.
 #[derive(Debug, Clone)]
 pub struct AbortHandle([Group; 3]);
 
@@ -156,9 +156,9 @@ impl AbortHandle {
         self.0[2].size()
     }
 
-    /// Makes every pending collective of this rank's groups fail, on a background thread. If a CUDA graph contains NCCL
-    /// collectives, the stream of the graph is freed at once, but the background thread ends only after the graph is
-    /// dropped. Drop all such graphs before you join the thread.
+    /// Starts a background thread that makes every pending collective of this rank's groups fail. If a CUDA graph
+    /// contains NCCL collectives, the abort ends them at once, so that the graph's stream can continue. But the
+    /// background thread ends only after the graph is dropped, so drop all such graphs before you join the thread.
     pub fn abort_in_background(&self) -> JoinHandle<Result<(), CommError>> {
         let groups = self.0.clone();
         std::thread::spawn(move || {

@@ -33,8 +33,8 @@ pub fn reduce(group: &Group, input: &Tensor) -> Result<Tensor, CommError> {
 }
 
 /// Concatenates the inputs of all ranks along `dim`. The backward pass keeps this rank's piece of the gradient. Use
-/// this if all ranks then compute the same value from the result. Then each rank already has the whole gradient, and a
-/// sum over ranks would count the gradient once per rank.
+/// this if all ranks compute the same value from the result. In this case each rank already has the whole gradient, and
+/// a sum over ranks would count the gradient once per rank.
 pub fn gather_replicated(group: &Group, input: &Tensor, dim: i64) -> Result<Tensor, CommError> {
     apply(group, "gather_replicated", input, Function::GatherSplit, dim)
 }

@@ -25,8 +25,8 @@ pub enum CommError {
     /// names this rank, and the missing ranks or the group.
     #[error("{0}")]
     Unreached(String),
-    /// Invalid input on this rank: an impossible layout, a layout that differs from that of another rank, a rank number
-    /// that another process has taken, or gradients that are not in their buckets.
+    /// Invalid input on this rank: an impossible layout, a layout that differs from another rank's layout, a rank
+    /// number that another process has taken, or gradients that are not in their buckets.
     #[error("{0}")]
     Bad(String),
 }
@@ -36,7 +36,7 @@ impl HasExitCode for CommError {
         ExitCode::WorkerFailed
     }
 
-    /// A failed collective or rendezvous is caused by a peer, unless the input of this rank was invalid.
+    /// A failed collective or rendezvous counts as caused by a peer, unless the input of this rank was invalid.
     fn is_caused_by_peer(&self) -> bool {
         match self {
             Self::Collective { failure, .. } => !matches!(failure, CollectiveFailure::Refused { .. }),

@@ -76,7 +76,7 @@ impl Group {
         Self { shared: Arc::clone(&self.shared), timeout }
     }
 
-    /// Combines the tensors of all ranks with `op`. Every rank gets the same result, in place of `tensor`.
+    /// Combines the tensors of all ranks with `op`. On every rank, the same result replaces the contents of `tensor`.
     pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), CommError> {
         self.start_all_reduce(tensor, op)?.wait()
     }
@@ -153,8 +153,8 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Checks that every rank of the group passes the same `fingerprint`. `what` is the name of the compared data in
-    /// the error.
+    /// Checks that every rank of the group passes the same `fingerprint`. The error message calls the
+    /// compared data `what`.
     pub fn check_agreement(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
         const OPERATION: &str = "agreement check";
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());

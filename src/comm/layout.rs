@@ -1,7 +1,7 @@
 //! Divides the ranks of the world into replicas of the model (data parallel), and each replica into parts (tensor
 //! parallel).
 //!
-//! The ranks of one replica have adjacent numbers, because they exchange the most data, and ranks with adjacent numbers
+//! The ranks of one replica have adjacent numbers. These ranks exchange the most data, and ranks with adjacent numbers
 //! usually run on the same node. All functions are pure.
 
 use super::error::CommError;

@@ -1,7 +1,7 @@
 //! Communication between ranks: the groups of ranks, and the collectives that they run.
 //!
 //! In reading order:
-//! - [`Layout`]: divides the ranks of the world into data-parallel replicas of tensor-parallel ranks. Pure.
+//! - [`Layout`]: divides the ranks into data-parallel replicas, each of one or more tensor-parallel ranks. Does no I/O.
 //! - [`Communicator`]: finds the other ranks through the key-value store and connects the groups of this rank.
 //! - [`Group`]: runs collectives with timeouts. Their errors name the operation, the group and the rank.
 //! - [`differentiable`]: collectives with a backward pass, for layers that are split across ranks.

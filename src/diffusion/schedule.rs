@@ -5,8 +5,8 @@
 //!
 //! Sources:
 //! - Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17.
-//! - Linear: DDPM, section 4. The paper gives the range of β for 1000 timesteps. This range is rescaled to T timesteps,
-//!   as in the code of Nichol and Dhariwal.
+//! - Linear: DDPM, section 4. DDPM gives the range of β for 1000 timesteps. This range is rescaled to T timesteps, as
+//!   in the code of Nichol and Dhariwal.
 //! - Shifted cosine: Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, with the number of dimensions
 //!   in place of the number of pixels.
 
@@ -26,7 +26,7 @@ const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
 const LINEAR_STEPS: f64 = 1000.0;
 /// The ratio of the signal's squared length to the noise variance in the middle of a schedule with the shift "auto". At
 /// about this ratio, a noised code starts to reveal its place. The value is twice the logarithm of the number of
-/// distinguishable places. It must not change, because checkpoints store "auto" and not the resulting shift.
+/// distinguishable places. This constant must not change, because checkpoints store "auto" and not the resulting shift.
 const SIGNAL_HALFWAY: f64 = 23.0;
 
 /// ᾱ at every timestep.

@@ -3,9 +3,9 @@
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation.
 //! - [`truth`]: reads the true places of the test rows from a file. They override the coordinates in the shards.
-//! - [`perturbation`]: measures how far noise that is added to a code moves the mode of the code's density.
+//! - [`perturbation`]: adds noise to codes, and measures how far the noise moves the mode of a code's density.
 //!
-//! Invariant: all answers come from [`crate::infer`]. They do not depend on the number of workers.
+//! Invariant: all answers come from [`crate::infer`] and do not depend on the number of workers.
 
 pub mod locate;
 pub mod perturbation;

@@ -32,7 +32,7 @@ pub const DEGREES: [u32; 4] = [23, 47, 63, 95];
 pub const SIGMA: f64 = 0.1;
 /// Points per block.
 pub const BLOCK_POINTS: u32 = 250;
-/// For this many points per block, a search over the whole sphere confirms the mode that the local search found.
+/// Number of points per block whose mode is searched a second time, over the whole sphere, as a check.
 pub const SEARCHED_PER_BLOCK: u32 = 2;
 const SEED: u64 = 20_240_047;
 /// Two searches found the same mode if their results are at most this many radians apart, which is 6 cm on Earth. Each
@@ -46,8 +46,8 @@ pub fn theory_km(degree: u32) -> f64 {
     (std::f64::consts::FRAC_PI_2).sqrt() * SIGMA * EARTH_RADIUS_KM / curvature.sqrt()
 }
 
-/// For each degree, measures the blocks of points that belong to this worker. `points` is the number of points per
-/// degree, over all workers.
+/// For each degree, measures the blocks of points that are assigned to this worker. `points` is the number of points
+/// per degree, over all workers.
 pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let mut blocks = Vec::new();
     for degree in DEGREES {
@@ -56,7 +56,8 @@ pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationB
     Ok(blocks)
 }
 
-/// For one degree, measures the blocks of points that belong to this worker. The results are in the order of blocks.
+/// For one degree, measures the blocks of points that are assigned to this worker. The results are in the order of
+/// blocks.
 pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let basis = Basis::new(degree)?;
     let mine: Vec<u32> = (worker.rank..points.div_ceil(BLOCK_POINTS)).step_by(worker.world as usize).collect();
@@ -66,7 +67,7 @@ pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Resu
     Ok(blocks.into_iter().map(|block| block.sums).collect())
 }
 
-/// A point with the mode that the local search found. A search over the whole sphere must confirm this mode.
+/// A sampled point with the mode that the local search found. A search over the whole sphere must confirm this mode.
 struct ModePoint {
     index: u64,
     code: Vec<f64>,
@@ -119,7 +120,7 @@ fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Ve
     Ok(clean.into_iter().zip(noise).map(|(clean, noise)| clean + SIGMA * f64::from(noise)).collect())
 }
 
-/// Fails if, for a sample of the blocks, a search over the whole sphere finds a different mode.
+/// Fails if a search over the whole sphere finds a different mode for any sampled point of `blocks`.
 fn confirm_modes(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
     let samples: Vec<&ModePoint> = blocks.iter().flat_map(|block| &block.samples).collect();
     if samples.is_empty() {

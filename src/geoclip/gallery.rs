@@ -42,12 +42,12 @@ impl GalleryEmbeddings {
         Self::with_cache(geoclip, embedder, geoclip.places().to_vec(), "gallery", geoclip.checksum())
     }
 
-    /// Opens a gallery of other places. Its cache file is `gallery-<checksum of the places>-{cpu,cuda}.f32`. If an
-    /// earlier run cached the embeddings, they are loaded.
+    /// Opens a gallery of the given places instead of GeoCLIP's own. Its cache file is `gallery-<checksum of the
+    /// places>-{cpu,cuda}.f32`. If an earlier run cached the embeddings, they are loaded.
     pub fn of_places(geoclip: &Geoclip, embedder: &Embedder, places: Vec<Place>) -> Self {
         let mut digest = XxHash3_64::new();
         for place in &places {
-            // The encoder takes f32, so the checksum covers the f32 values.
+            // Hash the coordinates as f32, because the encoder takes f32.
             for degrees in [place.latitude().0, place.longitude().0] {
                 digest.write(&(degrees as f32).to_le_bytes());
             }

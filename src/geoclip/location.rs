@@ -1,4 +1,4 @@
-//! GeoCLIP's location encoder: the sum of three capsules, one per scale.
+//! GeoCLIP's location encoder: the sum of three networks ("capsules"), one per scale.
 //!
 //! ```text
 //! v = equal_earth(latitude, longitude)
@@ -27,8 +27,8 @@ use super::projection::equal_earth;
 const CAPSULES: usize = 3;
 const FREQUENCIES: i64 = 256;
 const HIDDEN: i64 = 1024;
-/// Name, inputs and outputs of each linear layer. The numbers in the names have gaps, because GeoCLIP also numbers the
-/// ReLUs between the layers.
+/// For each linear layer, its name, number of inputs and number of outputs. The numbers in the names have gaps, because
+/// GeoCLIP also numbers the ReLUs between the layers.
 const LAYERS: [(&str, i64, i64); 4] = [
     ("capsule.1", 2 * FREQUENCIES, HIDDEN),
     ("capsule.3", HIDDEN, HIDDEN),

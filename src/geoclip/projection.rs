@@ -1,8 +1,9 @@
 //! The Equal Earth projection with GeoCLIP's scale. It maps latitude and longitude in degrees to a point of the plane.
 //!
-//! The computation uses f32 and GeoCLIP's order of operations. The finest capsule multiplies the result by frequencies
-//! near 2π·256, so a different rounding would change the fourth digit of a feature. Source: Šavrič, Patterson, Jenny,
-//! "The Equal Earth map projection", IJGIS 33, 2019; `geoclip/model/location_encoder.py`.
+//! The computation uses f32 and GeoCLIP's order of operations. GeoCLIP's finest capsule (encoder of one scale)
+//! multiplies the result by frequencies near 2π·256, so a different rounding would change the fourth digit of a
+//! feature. Source: Šavrič, Patterson, Jenny, "The Equal Earth map projection", IJGIS 33, 2019;
+//! `geoclip/model/location_encoder.py`.
 
 use tch::{Kind, TchError, Tensor};
 

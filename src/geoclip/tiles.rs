@@ -25,9 +25,9 @@ pub fn tile_rows(device: Device) -> usize {
     if device.is_cuda() { CUDA_TILE_ROWS } else { CPU_TILE_ROWS }
 }
 
-/// Calls `work` for every tile on up to `threads` threads, or on the caller's thread if `threads` is 1 or there is only
-/// one tile. `share` creates a context for each thread. libtorch's intra-op threads are switched off during the call.
-/// After the first failure no further tiles are started.
+/// Calls `work` for every tile, on up to `threads` threads. If `threads` is 1 or there is only one tile, `work` runs on
+/// the caller's thread. `share` creates a context for each thread. libtorch's intra-op threads are switched off during
+/// the call. After the first failure no further tiles are started.
 pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
     threads: usize,
     tiles: Vec<Tile>,
@@ -90,7 +90,7 @@ impl Embedder {
         self.encoder.device()
     }
 
-    /// Computes the L2-normalised embeddings of `places`, in rows of 512.
+    /// Computes the L2-normalised embeddings of `places`: one row of 512 numbers per place.
     pub fn embed(&self, places: &[Place]) -> Result<Vec<f32>, GeoclipError> {
         let mut out = vec![0.0_f32; places.len() * EMBEDDING_WIDTH];
         let rows = tile_rows(self.encoder.device());

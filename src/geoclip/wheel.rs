@@ -27,8 +27,8 @@ const WEIGHTS: [(&str, &str); 2] = [
     ("geoclip/model/weights/location_encoder_weights.pth", "location."),
     ("geoclip/model/weights/image_encoder_mlp_weights.pth", "image."),
 ];
-/// The file in the wheel that holds the logit scale, a single number. This file is itself a zip archive. The second
-/// name is the member of this archive that holds the four bytes of the number.
+/// The file in the wheel that holds the logit scale, and a member of this file. The file is itself a zip archive, and
+/// the member holds the logit scale as a number of four bytes.
 const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pth", "logit_scale/data/0");
 
 /// Reads the wheel and writes the folder `out`. Fails if the hash of the wheel is not [`WHEEL_SHA256`], or if `out`

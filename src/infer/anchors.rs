@@ -13,7 +13,7 @@ use crate::geoclip::Geoclip;
 use crate::shards::{BlockRows, Blocks, Dataset, Mask};
 
 /// The anchors that `eval.anchors` selects. With `eval.refine`, a grid must have enough points for the degree of the
-/// checkpoint, which may differ from the configured degree.
+/// checkpoint. This degree may differ from the configured degree.
 pub fn anchors(
     config: &RunConfig,
     trained: &Trained,

@@ -3,7 +3,7 @@
 //!
 //! Sample k of an image is conditioned on view k modulo the number of views. The random numbers of a sample are a
 //! function of the seed, the index of the image, k and the number of samples, so they do not depend on the other
-//! images. ([`super::rows`] explains how matrix products become reproducible.)
+//! images. [`super::rows`] explains how matrix products become reproducible.
 // Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains (one per
 // sample), d dimensions of the code.
 
@@ -111,8 +111,8 @@ impl Engine {
         Ok(located.map(|(samples, aggregate)| ImageSamples { aggregate, samples: samples.to_vec() }).collect())
     }
 
-    /// Draws all samples. For each sample, returns its code, and the prediction x̂_0 of the first sampler step, which
-    /// is made from pure noise and before guidance. The code and the prediction are unscaled.
+    /// Draws all samples. For each sample, returns its code and a prediction x̂_0, both unscaled. The prediction is
+    /// made by the first sampler step, from pure noise and without guidance.
     fn sample(
         &self,
         block: &ImageBlock,

@@ -38,7 +38,7 @@ pub fn data_facts(
     Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length })
 }
 
-/// The mean length of the embeddings of view 0 in the first block that has usable rows.
+/// The mean length (L2 norm) of the embeddings of view 0 in the first block that has usable rows.
 fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
     let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);

@@ -1,5 +1,5 @@
-//! Opens the gallery and the head of an evaluation. Locates the images of a block with retrieval, and with LocDiff-H,
-//! which also uses LocDiff's samples.
+//! Opens the gallery and the retrieval head of an evaluation. Locates the images of a block with retrieval alone, and
+//! with LocDiff-H, which also uses LocDiff's samples.
 
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,8 @@ pub struct Retrieval {
 
 impl Retrieval {
     /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
-    /// is optional and the head cannot be used with the data. If the head cannot be used and `is_logging` is true, logs
-    /// a warning.
+    /// is optional and the head cannot be used with the data. In the second case, logs a warning if `is_logging` is
+    /// true.
     pub fn open(
         job: &EvalJob,
         rows: &ImageRows,

@@ -63,10 +63,10 @@ pub struct ImageRows {
     pub dataset: Dataset,
     /// The rows that are left out.
     pub mask: Mask,
-    /// For each block of the data set, the index of the block's first usable row among all usable rows. The last entry
-    /// is the number of all usable rows.
+    /// For each block (row group) of the data set, the index of its first usable row among all usable rows. The last
+    /// entry is the number of all usable rows.
     firsts: Vec<u64>,
-    /// The number of rows to read. The first `count` usable rows are read.
+    /// Number of rows to read: the first `count` usable rows.
     pub count: u64,
     /// Number of views to read per row.
     views: u32,
@@ -172,7 +172,7 @@ impl ImageRows {
         Ok((self.firsts[block as usize]..).zip(images))
     }
 
-    /// The identifiers of all rows that have one, including rows that are left out.
+    /// The identifiers of all rows that have an identifier, including rows that are left out.
     pub fn ids(&self) -> Result<Vec<String>, InferError> {
         let mut found = Vec::new();
         for block in 0..self.dataset.block_rows().len() as u32 {
@@ -207,7 +207,7 @@ fn missing_id(dataset: &Dataset, block: u32, row: usize, reason: &str) -> Shards
     ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
 }
 
-/// Adds to `mask` the rows whose identifier is missing from the identifier column.
+/// Adds to `mask` the rows without a usable identifier.
 fn skip_rows_without_id(dataset: &Dataset, mask: Mask) -> Result<Mask, InferError> {
     let (mut skipped, mut count, mut first) = (mask.into_skipped(), 0_u64, None);
     for block in 0..dataset.block_rows().len() as u32 {

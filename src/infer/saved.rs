@@ -25,13 +25,13 @@ pub struct SavedState {
     pub skipped_steps: u64,
     /// Number of steps skipped in a row, up to and including the last step. It is 0 if the last step was not skipped.
     pub skipped_in_a_row: u32,
-    /// Degree of the codes.
+    /// Degree of the spherical harmonics in the codes.
     pub degree: u32,
     /// Width of the embeddings.
     pub embedding_width: u32,
     /// Dimensions of the code that the low-pass filter keeps; `None` if all dimensions are kept.
     pub kept_dimensions: Option<Vec<u32>>,
-    /// Position of the next batch, and everything that the order of rows depends on.
+    /// Position of the next batch in the data, and all inputs that determine the order of rows.
     pub bookmark: Bookmark,
     /// Seed of all random numbers.
     pub seed: u64,
@@ -56,7 +56,7 @@ pub struct Saved {
     pub folder: PathBuf,
     /// The manifest and the files of the checkpoint.
     pub checkpoint: Checkpoint,
-    /// State of the run.
+    /// The contents of `state.json`.
     pub state: SavedState,
 }
 
@@ -74,13 +74,13 @@ impl Saved {
         parse_state(&self.folder, self.state.config.clone())
     }
 
-    /// The weights of a part such as `ema`. The tensors that have the names of `network`'s buffers become the
-    /// standardisation. All other tensors become parameters.
+    /// The weights of a part of the checkpoint, such as `ema`. A tensor that has the name of a buffer of `network`
+    /// becomes the mean or the standard deviation of the standardisation. All other tensors become parameters.
     pub fn weights(&self, part: &str, network: &CsUnet) -> Result<Weights, CheckpointError> {
         self.split_buffers(self.checkpoint.tensors(part)?, network)
     }
 
-    /// Like [`Self::weights`]; `None` if the checkpoint does not have the part.
+    /// Like [`Self::weights`], but returns `None` if the checkpoint does not have the part.
     pub fn find_weights(&self, part: &str, network: &CsUnet) -> Result<Option<Weights>, CheckpointError> {
         self.checkpoint.find_tensors(part)?.map(|tensors| self.split_buffers(tensors, network)).transpose()
     }

@@ -23,9 +23,9 @@
 //! ```
 //! and for an anchor a in A_r, ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r) and ∂Z_r/∂z_a = q_ra. By the chain rule,
 //! ∂D/∂z_a = q_a · (log q_a − log p_a − D), which is the same as without a split. For the forward divergence, ∂D/∂Z_r =
-//! w_r − v_r and ∂D/∂z_a = q_a − p_a. From these exact derivatives of its own logits, each rank computes its share of
-//! the gradient of the prediction. A single all-reduce of `[batch, d]` sums the shares, in the backward pass of
-//! `differentiable::copy`.
+//! w_r − v_r and ∂D/∂z_a = q_a − p_a. From these exact derivatives with respect to its own logits, each rank computes
+//! its share of the gradient of the prediction. A single all-reduce of `[batch, d]` sums the shares, in the backward
+//! pass of `differentiable::copy`.
 // Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code, r ranks.
 
 use locdiff_core::config::KlDirection;

@@ -1,5 +1,5 @@
-//! The training loss: a weighted sum of distances between codes and of a KL divergence. The KL divergence compares two
-//! distributions over anchors on the sphere.
+//! The training loss: a weighted sum whose terms are distances between codes and a KL divergence. The KL divergence
+//! compares two distributions over anchors on the sphere.
 //!
 //! In reading order:
 //! - [`Loss`]: computes the weighted sum. The configuration sets its weights. [`Losses`] holds the sum and its terms.

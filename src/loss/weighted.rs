@@ -1,6 +1,6 @@
 //! The loss: a weighted sum of terms, with the weights of the configuration.
 //!
-//! The network predicts codes multiplied by [`CODE_SCALE`]; the truth comes unscaled. For L1, L2 and cosine, this module
+//! The network predicts codes multiplied by [`CODE_SCALE`]; the truth is unscaled. For L1, L2 and cosine, this module
 //! scales the truth. For the KL divergence, it divides the prediction by the scale. Terms of weight 0 are not computed.
 //! The host waits for the device only in [`Losses::check`].
 //!
@@ -57,8 +57,8 @@ pub struct Inputs<'a> {
 pub struct Losses {
     /// The weighted sum of the terms. Call backward on this tensor.
     pub total: Tensor,
-    /// Mean KL divergence. All terms (`kl`, `l2`, `l1`, `cosine`) have no gradient, and a term is `None` if its weight
-    /// is 0.
+    /// Mean KL divergence. No term (`kl`, `l2`, `l1`, `cosine`) carries a gradient. A term is `None` if its weight is
+    /// 0.
     pub kl: Option<Tensor>,
     /// Mean squared error of scaled codes.
     pub l2: Option<Tensor>,
@@ -72,14 +72,14 @@ pub struct Losses {
 }
 
 impl Loss {
-    /// The loss of a validated configuration, for codes of degree `degree` without a filter.
+    /// The loss of a validated configuration, for unfiltered codes of degree `degree`.
     pub fn new(config: &LossConfig, degree: u32, precision: Precision) -> Self {
         Self::of_dims(config, (f64::from(degree) + 1.0).powi(2), precision)
     }
 
     /// The loss of a validated configuration, for codes filtered by `filter`. The automatic weight of the KL divergence
-    /// depends on the number of kept dimensions. Each dimension has a mean square of 1 / 4π over the sphere, so the
-    /// largest logits are `kept` / 4π on average, and not (L + 1)² / 4π.
+    /// depends on `filter.kept()`, the number of kept dimensions. Each dimension has a mean square of 1 / 4π over the
+    /// sphere, so the largest logits are `filter.kept()` / 4π on average instead of (L + 1)² / 4π.
     pub fn filtered(config: &LossConfig, filter: &Filter, precision: Precision) -> Self {
         Self::of_dims(config, filter.kept() as f64, precision)
     }

@@ -7,7 +7,7 @@
 //!
 //! Here x is the input, h the hidden values, e the embedding of the image, τ(t) the sinusoidal embedding of timestep t,
 //! and (scale_t, shift_t) = W_2 silu(W_0 τ(t)). Biases are left out. If the layer is split over ranks, each rank holds
-//! a share of h. The rank computes this share of W_x x, W_I e, scale_t and shift_t. The products with W_o are summed
+//! a share of h, and computes only its share of W_x x, W_I e, scale_t and shift_t. The products with W_o are summed
 //! over ranks. x, the output and the dropout mask are the same on every rank.
 // Letters in tensor names: b batch, i input, h hidden (this rank's share), o output, e embedding, t timesteps.
 
@@ -32,7 +32,7 @@ const TIME_OUT: usize = 8;
 /// Selects the random numbers of dropout for consecutive samples of a training step.
 #[derive(Debug, Clone, Copy)]
 pub struct DropoutDraws<'a> {
-    /// The generator of the run.
+    /// The random generator of the run.
     pub philox: Philox,
     /// The training step.
     pub step: Step<'a>,
@@ -49,7 +49,7 @@ pub(super) struct CSiren<'a> {
 }
 
 impl CSiren<'_> {
-    /// 1 + scale and shift for every timestep, concatenated to `[t, 2h]`.
+    /// The vectors (1 + scale) and shift of every timestep, concatenated to `[t, 2h]`.
     pub(super) fn time_table(&self, embedding_t: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(TIME_IN);
         let hidden = self.placement.linear(embedding_t, weight, bias)?.f_silu()?;
@@ -59,7 +59,7 @@ impl CSiren<'_> {
         Ok(Tensor::f_cat(&[scale.f_add_scalar(1.0)?, shift], 1)?)
     }
 
-    /// The product W_I e plus its bias, `[b, h]`.
+    /// The term of the images: W_I e plus the bias for each image embedding e, `[b, h]`.
     pub(super) fn image_term(&self, image_be: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(IMAGE);
         self.placement.linear(image_be, weight, bias)
@@ -70,8 +70,8 @@ impl CSiren<'_> {
         self.placement.cast(&self.layer(IMAGE).1.f_unsqueeze(0)?)
     }
 
-    /// Runs the module. `time` holds 1 + scale and shift, either `[b, 2h]` with one row per sample or `[1, 2h]` for all
-    /// samples. `dropout` holds the random numbers and the fraction to drop.
+    /// Runs the module. `time` holds the vectors (1 + scale) and shift: `[b, 2h]` with one row per sample, or `[1, 2h]`
+    /// for all samples. `dropout` holds the random numbers and the fraction to drop.
     pub(super) fn forward(
         &self,
         x_bi: &Tensor,

@@ -28,7 +28,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// A network on one device, with f32 master weights and without a split.
+    /// Places a network on one device, with f32 master weights and without tensor parallelism.
     pub fn on(device: Device, precision: Precision) -> Self {
         Self { device, kind: Kind::Float, precision, tensor_parallel: None }
     }
@@ -67,8 +67,8 @@ impl Placement {
         Ok(differentiable::reduce(group, &share)?.f_add(&self.cast(bias)?)?)
     }
 
-    /// Returns its input, and sums the gradient over ranks in the backward pass. If the input of a column-parallel
-    /// layer needs a gradient, it must pass through this function.
+    /// Returns its input, and sums the gradient over ranks in the backward pass. The input of a column-parallel layer
+    /// must pass through this function if it needs a gradient.
     pub(super) fn sum_gradients(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
         match self.split() {
             Some(group) if replicated.requires_grad() => Ok(differentiable::copy(group, &replicated.f_contiguous()?)?),

@@ -32,7 +32,7 @@ pub struct CsUnet {
     deviation_e: Tensor,
 }
 
-/// The image terms of a mini-batch: for each module, one term per image.
+/// The terms that the images of a mini-batch add to the network: for each module, one term per image.
 #[derive(Debug)]
 pub struct Conditioned {
     terms_bh: Vec<Tensor>,
@@ -46,8 +46,8 @@ impl Conditioned {
         Ok(Self { terms_bh: self.terms_bh.iter().map(repeated).collect::<Result<_, _>>()? })
     }
 
-    /// Selects the terms of one image per chain. `rows` holds the indices of the images, as i64 on the device of the
-    /// network.
+    /// Selects the image terms for each chain. `rows` holds the index of each chain's image, as i64 on the network's
+    /// device.
     pub fn selected(&self, rows: &Tensor) -> Result<Self, ModelError> {
         let selected = |term: &Tensor| term.f_index_select(0, rows);
         Ok(Self { terms_bh: self.terms_bh.iter().map(selected).collect::<Result<_, _>>()? })
@@ -209,7 +209,7 @@ impl CsUnet {
         Ok(self.placement.row_parallel_linear(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
     }
 
-    /// The lookup that finds the row of each sample's timestep in the time tables.
+    /// Creates the lookup that finds each sample's row in the time tables.
     fn row_lookup(&self, timesteps: Timesteps<'_>) -> Result<RowLookup, ModelError> {
         let count = self.architecture.timesteps;
         match timesteps {

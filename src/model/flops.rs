@@ -64,11 +64,11 @@ mod tests {
         let architecture = Architecture::new(&ModelConfig { degree: 47, ..ModelConfig::default() }, 768, 200);
         let usual = 6.0 * architecture.parameter_count() as f64 * 4096.0;
         let share = architecture.step_flops(4096, 0) / usual;
-        // The share is below 1, because the time layers, which hold 40 % of the weights, process 200 timesteps instead
-        // of 4096 rows.
+        // The share is below 1, because the time layers hold 40 % of the weights but process only 200 timesteps, not
+        // 4096 rows.
         assert!(
             (0.5..0.7).contains(&share),
-            "a step needs {share} times six operations per weight and row, wanted 0.5 to 0.7 times six"
+            "a step has {share} times six operations per weight and row, wanted 0.5 to 0.7 times"
         );
     }
 }

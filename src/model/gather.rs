@@ -1,34 +1,35 @@
-//! Takes the rows of a time table for the samples of a mini-batch, with a reproducible backward pass.
+//! Gathers the rows of a time table (one row per timestep) for the samples of a mini-batch, with a reproducible
+//! backward pass.
 //!
-//! Several samples may have the same timestep. Their gradients are then added in the backward pass, and the order of
-//! additions must always be the same. The backward pass of `index_select` has a fixed order on the CPU, but uses atomic
+//! If several samples have the same timestep, the backward pass adds their gradients, and the order of these additions
+//! must always be the same. The backward pass of `index_select` has a fixed order on the CPU, but uses atomic
 //! additions on CUDA. Indexing (`table[t]`) has a fixed order on CUDA, but not on the CPU. (The documentation of
 //! `torch.use_deterministic_algorithms` lists both.) A product with a one-hot matrix is reproducible on every device.
 //! It is exact in the forward pass, because all terms except one are 0, and it is cheap on tensor cores. On CUDA, this
 //! module therefore uses the product instead of `index_select`.
 //!
-//! Invariant: a timestep outside the table is always reported. On the CPU, it is an error that names its row. On CUDA,
-//! a check would make the host wait. Instead, the sample's row of the product becomes NaN, so that the loss is not
-//! finite, which is reported as an error.
+//! Invariant: a timestep outside the table is always reported. On the CPU, an error names the row. On CUDA, a check
+//! would make the host wait. Instead, the sample's row of the product becomes NaN, so that the loss is not finite,
+//! which is reported as an error.
 // Letters in tensor names: b batch, t timesteps, h columns of the table.
 
 use tch::{Kind, Tensor};
 
 use super::error::ModelError;
 
-/// How to find the row of each sample in a time table.
+/// How to find each sample's row in a time table (one row per timestep).
 #[derive(Debug)]
 pub(super) enum RowLookup {
-    /// By index. Holds the index of the row of each sample: i64 `[b]`.
+    /// Selects rows by index. The tensor holds one row index per sample: i64 `[b]`.
     Numbers(Tensor),
-    /// By a product with a one-hot matrix `[b, t]`, which has the type of the tables.
+    /// Multiplies a table by this one-hot matrix `[b, t]`, which has the number type of the tables.
     OneHot(Tensor),
-    /// The same row for all samples.
+    /// Uses the same row for all samples.
     One(i64),
 }
 
 impl RowLookup {
-    /// The lookup for timesteps `t_b` that is reproducible on the device of `t_b`.
+    /// Creates a lookup for the timesteps `t_b`. Chooses a kind of lookup that is reproducible on the device of `t_b`.
     pub(super) fn new(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         if t_b.device().is_cuda() {
             return Self::one_hot(t_b, timesteps, kind);

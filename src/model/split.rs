@@ -10,14 +10,14 @@ use super::error::ModelError;
 /// The part of a parameter that one rank of a tensor-parallel group holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// The whole parameter. Its gradient is the same on all ranks and must be counted once in a norm over ranks.
+    /// The whole parameter. Its gradient is the same on all ranks, so a norm over ranks must count it only once.
     Replicated,
-    /// A piece of the first dimension. It belongs to some of the layer's outputs.
+    /// A piece of the first dimension: the weights of some of the layer's outputs.
     Rows,
     /// The same piece of each half of the first dimension. Used for a layer whose outputs are two vectors, one after
     /// the other.
     RowHalves,
-    /// A piece of the second dimension. It belongs to some of the layer's inputs.
+    /// A piece of the second dimension: the weights of some of the layer's inputs.
     Columns,
 }
 

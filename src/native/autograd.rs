@@ -50,16 +50,16 @@ unsafe extern "C" {
 /// A tensor is *replicated* if every rank has the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// Forward: identity. Backward: all-reduce. For a replicated tensor from which each rank computes a different
+    /// Forward: identity. Backward: all-reduce. Used for a replicated tensor from which each rank computes a different
     /// value. Each rank then has a share of the tensor's gradient, and the gradient is the sum of the shares.
     IdentityAllReduce = 0,
-    /// Forward: all-reduce. Backward: identity. For partial sums that become a replicated tensor.
+    /// Forward: all-reduce. Backward: identity. Used for partial sums that become a replicated tensor.
     AllReduceIdentity = 1,
-    /// Forward: all-gather. Backward: this rank's piece of the gradient. For pieces that are gathered into a replicated
-    /// tensor. Each rank then already holds the whole gradient.
+    /// Forward: all-gather. Backward: this rank's piece of the gradient. Used for pieces that are gathered into a
+    /// replicated tensor. Each rank then already holds the tensor's whole gradient.
     GatherSplit = 2,
-    /// Forward: this rank's piece of the input. Backward: all-gather. For a replicated tensor that is divided among
-    /// ranks.
+    /// Forward: this rank's piece of the input. Backward: all-gather. Used for a replicated tensor that is divided
+    /// among ranks.
     SplitGather = 3,
 }
 
@@ -67,8 +67,8 @@ pub enum Function {
 /// `dim` counts from the last dimension.
 ///
 /// On Gloo, the call blocks until the result is ready. On NCCL, the call returns at once and the current stream waits.
-/// The backward pass runs the counterpart with the same `timeout`. If the counterpart fails, the backward call returns
-/// an error that names the operation, the group and the rank.
+/// The backward pass runs the backward operation of `function` with the same `timeout`. If this operation fails, the
+/// backward call returns an error that names the operation, the group and the rank.
 pub fn differentiable(
     group: &ProcessGroup,
     input: &Tensor,
@@ -98,9 +98,9 @@ struct HookContext {
 
 /// Calls a function each time the gradient of a leaf has been accumulated, until the hook is dropped.
 ///
-/// The function runs on the thread that accumulated the gradient. For CPU tensors that is the thread that called
-/// backward, for CUDA tensors a thread of the autograd engine. A leaf has at most one hook. A new hook replaces the old
-/// one.
+/// The function runs on the thread that accumulated the gradient. For CPU tensors, this is the thread that called
+/// backward. For CUDA tensors, it is a thread of the autograd engine. A leaf has at most one hook. A new hook replaces
+/// the old one.
 #[derive(Debug)]
 pub struct GradientHook {
     raw: NonNull<c_void>,
@@ -109,7 +109,7 @@ pub struct GradientHook {
 
 // SAFETY: the handle is a shared pointer whose target is guarded by a mutex; the function is `Send` and `Sync`.
 unsafe impl Send for GradientHook {}
-// SAFETY: methods that take `&self` do not change the handle, and a mutex guards its target.
+// SAFETY: methods that take `&self` do not change the handle, and a mutex guards the target of the handle.
 unsafe impl Sync for GradientHook {}
 
 impl GradientHook {

@@ -190,8 +190,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Starts to combine the inputs of all ranks with `op`, and to write this rank's piece of the result into `output`.
-    /// Every `input` holds one piece per rank, in the order of ranks.
+    /// Starts a reduce-scatter: combines the inputs of all ranks with `op`, and writes this rank's piece of the result
+    /// into `output`. On each rank, `input` holds one piece per rank, in the order of ranks.
     ///
     /// Gloo has no reduce-scatter with a timeout. On Gloo, this function therefore starts an all-reduce on a copy of
     /// `input`, and this rank keeps its piece of the result.
@@ -233,8 +233,8 @@ impl ProcessGroup {
 }
 
 impl Drop for ProcessGroup {
-    /// Waits for pending collectives, at most until their timeouts. But if a collective over NCCL has failed in this
-    /// process, dropping an NCCL group neither waits for it nor shuts it down.
+    /// Waits for pending collectives, at most until their timeouts. There is one exception: after an NCCL collective
+    /// has failed or was aborted in this process, NCCL groups are dropped without a wait and without a shutdown.
     fn drop(&mut self) {
         // SAFETY: `self` owns this reference to the group and does not use it afterwards.
         unsafe { locdiff_group_free(self.raw.as_ptr()) };

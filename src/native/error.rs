@@ -1,4 +1,4 @@
-//! Errors of the shim. A failed call returns a status code and stores the text of the C++ exception that made it fail.
+//! Errors of the shim. A failed call returns a status code and stores the text of the C++ exception.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -24,7 +24,7 @@ pub(super) fn check(operation: &'static str, status: c_int) -> Result<(), Native
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: takes no arguments, reads a thread-local.
+    // SAFETY: the function takes no arguments and reads a thread-local variable.
     let text = unsafe { locdiff_last_error() };
     // SAFETY: the shim returns a NUL-terminated string that lives until this thread's next failing call.
     let text = unsafe { CStr::from_ptr(text) };

@@ -2,7 +2,7 @@
 //! bf16.
 //!
 //! On CUDA, a product is one call of cuBLAS. libtorch has no such product for the CPU, so on the CPU the factors are
-//! first converted to f32. Both results are equal except for the order of summation.
+//! first converted to f32. The results on CUDA and on the CPU differ only in the order of summation.
 
 use std::ffi::{c_int, c_void};
 

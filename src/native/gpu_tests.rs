@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 /// The device under test.
 const GPU: Device = Device::Cuda(0);
 
-/// The result of a check: a text with its measurements, or an error.
+/// The result of a check: a text with the measured values, or an error.
 type CheckOutcome = anyhow::Result<String>;
 
 macro_rules! checks {

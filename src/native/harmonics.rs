@@ -1,4 +1,4 @@
-//! The inner loops of spherical harmonics, eight points at a time.
+//! The inner loops that compute spherical harmonics, for eight points at a time.
 //!
 //! `shdd::harmonics` explains the formulas. The outer loop runs over the degree l, the inner loop over the order m. The
 //! recursions of all orders advance together, and their state stays in the L1 cache. Each degree computes 2l + 1
@@ -7,14 +7,14 @@
 //!
 //! Invariant: on every processor, each point is computed by the operations of `Basis::encode_scalar`, in the same order
 //! and without fused multiply-add. The same code is compiled for several vector lengths. Only the transposition of f32
-//! has its own implementation for AVX, because the compiler's code would move the elements one by one on a processor
-//! that cannot permute a whole register.
+//! has its own implementation for AVX. On a processor that cannot permute a whole register, the code that the compiler
+//! generates would move the elements one by one.
 #![allow(clippy::needless_range_loop, reason = "the compiler turns loops over lane indices into vector instructions")]
 
 /// Number of points that are computed together. Their f64 values fill one register of AVX-512, or two of AVX2.
 const LANES: usize = 8;
-/// A tile is transposed when it holds at least this many coefficients of each point. In f32 they take 16 KiB, a third
-/// of an L1 cache of 48 KiB.
+/// A tile is transposed when it holds at least this many coefficients of each point. In f32, this many coefficients of
+/// [`LANES`] points take 16 KiB, a third of an L1 cache of 48 KiB.
 const TILE: usize = 512;
 
 /// The coefficients of the recursion.
@@ -22,7 +22,7 @@ const TILE: usize = 512;
 pub struct Tables<'a> {
     /// p_mm at index m, for m = 0..=L.
     pub sectoral: &'a [f64],
-    /// `[a_lm, b_lm]` at index l (l + 1) / 2 + m.
+    /// The factors `[a_lm, b_lm]` of the recursion, at index l (l + 1) / 2 + m.
     pub recursion: &'a [[f64; 2]],
 }
 
@@ -31,7 +31,7 @@ pub trait Element: Copy + Default + Send + Sync {
     /// Rounds an f64 to this type.
     fn narrow(value: f64) -> Self;
 
-    /// Transposes a square of numbers. Uses AVX if that is faster for this type.
+    /// Transposes a square matrix. Uses AVX instructions if they are faster for this type.
     ///
     /// # Safety
     /// The processor must have AVX.

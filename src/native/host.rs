@@ -18,7 +18,7 @@ unsafe extern "C" {
 }
 
 /// A `[rows, width]` float16 tensor that is filled row by row through [`RowPlaces`]. Each row is assigned once, and
-/// nothing else can access the tensor before all rows are finished. [`super::row_pool`] explains how.
+/// nothing else can access the tensor before all rows are finished. [`super::row_pool`] enforces this.
 pub struct HostRows {
     rows: RowPool<Tensor>,
 }
@@ -33,9 +33,9 @@ impl HostRows {
     }
 
     /// Takes back a tensor from [`HostRows::into_tensor`] to fill it again. Returns `None` if the tensor is not a
-    /// float16 tensor `[rows, width]` in main memory, if another tensor still refers to its memory, or if it is pinned.
-    /// A copy to a GPU may still be reading pinned memory, so pinned memory goes back to torch's allocator, which knows
-    /// when its copies are done.
+    /// contiguous float16 tensor `[rows, width]` in main memory, if another tensor still refers to its memory, or if
+    /// its memory is pinned. A copy to a GPU may still be reading pinned memory, so pinned memory goes back to torch's
+    /// allocator, which knows when its copies are done.
     pub fn reuse(tensor: Tensor, rows: usize, width: usize) -> Option<Self> {
         let shape = [i64::try_from(rows).ok()?, i64::try_from(width).ok()?];
         let fits = tensor.device() == Device::Cpu && tensor.kind() == Kind::Half && tensor.is_contiguous();
@@ -57,7 +57,7 @@ impl HostRows {
     unsafe fn from_tensor(tensor: Tensor, rows: usize, width: usize) -> Self {
         let base = tensor.data_ptr().cast();
         // SAFETY: `base` points to the tensor's storage, which stays in place when the handle moves. The caller
-        // guarantees its size and that no other tensor refers to it.
+        // guarantees the size of the storage, and that no other tensor refers to it.
         Self { rows: unsafe { RowPool::new(tensor, base, rows, width * HALF_BYTES) } }
     }
 
@@ -69,8 +69,10 @@ impl HostRows {
     /// Makes the next row of this tensor the destination of row `row` of the block that `places` describes.
     ///
     /// # Panics
-    /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
-    /// block were written already, or if the row widths differ.
+    /// - If all rows of this tensor are already assigned.
+    /// - If the block has no row `row`, or this row already has a destination.
+    /// - If rows of the block are already written.
+    /// - If the rows of the tensor and of the block have different widths.
     pub fn assign(&mut self, places: &mut RowPlaces, row: usize) {
         self.rows.assign(places, row);
     }

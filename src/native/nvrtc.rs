@@ -73,7 +73,7 @@ pub enum Arg<'a> {
 }
 
 impl Arg<'_> {
-    /// Returns a `u64` that begins with the bytes of the argument, and the number of those bytes.
+    /// Returns a `u64` whose first bytes in memory are those of the argument, and the number of these bytes.
     fn encode(&self) -> Result<(u64, usize), NativeError> {
         let low = |bytes: [u8; 4]| u64::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3], 0, 0, 0, 0]);
         Ok(match self {
@@ -154,8 +154,8 @@ impl Kernel {
 fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeError> {
     let device = current_device()?;
     let key = (device, source.to_owned(), options.iter().map(|option| (*option).to_owned()).collect());
-    // A thread that panicked while holding the lock cannot have left the map inconsistent, because the only change ever
-    // made is to insert a whole entry.
+    // The map is consistent even if a thread panicked while it held the lock, because the only change ever made is to
+    // insert a whole entry.
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let modules = modules.get_or_insert_default();
     if let Some(module) = modules.get(&key) {

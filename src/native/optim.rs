@@ -76,11 +76,11 @@ impl Moments {
 pub struct UpdateInputs<'a> {
     /// The learning rate, one f32.
     pub learning_rate: &'a Tensor,
-    /// One f32, such as the result of [`clip_divisor`]. The update divides the gradients by it, in place, before using
-    /// them.
+    /// One f32, such as the result of [`clip_divisor`]. Before the update, the gradients are divided by this number in
+    /// place.
     pub grad_divisor: Option<&'a Tensor>,
-    /// One f32. If it is 1, the update changes neither parameters, moments nor step. `None` means that every update is
-    /// made.
+    /// One f32. If it is 1, the update is skipped: parameters, moments and step stay unchanged. With `None`, no update
+    /// is skipped.
     pub found_inf: Option<&'a Tensor>,
 }
 

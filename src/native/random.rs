@@ -1,7 +1,7 @@
 //! Random tensors on CPU and GPU, drawn with [`Philox`].
 //!
-//! A draw can read its step from a [`DeviceCounter`] on the GPU, so that a captured graph draws new numbers after the
-//! counter was changed. Make each kind of draw once before a capture, because its kernel is compiled at first use, and
+//! A draw can read its step from a [`DeviceCounter`] on the GPU, so that a captured CUDA graph draws new numbers after
+//! the counter has changed. Before a capture, make each kind of draw once: its kernel is compiled at first use, and
 //! kernels cannot be compiled during a capture.
 
 use std::collections::HashMap;
@@ -37,15 +37,15 @@ super::from_torch!(RandomError);
 pub enum Step<'a> {
     /// The step number, passed by the host.
     At(u64),
-    /// A counter that holds the step number and is read when the numbers are drawn. The host does not wait for a
-    /// counter on the GPU.
+    /// A counter that holds the step number and is read when the numbers are drawn. If the counter is on the GPU, the
+    /// host does not wait for it.
     Counter(&'a DeviceCounter),
 }
 
 /// Which numbers to draw. The result is a `[samples, elements]` tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct RowDraw<'a> {
-    /// What the numbers are for.
+    /// The purpose of the numbers; each purpose has its own stream.
     pub stream: Stream,
     /// The training step.
     pub step: Step<'a>,
@@ -166,7 +166,7 @@ fn draw_on_gpu(
 }
 
 impl RowDraw<'_> {
-    /// The draw on the CPU. A counter on the CPU can be read without waiting.
+    /// This draw as a [`Draw`], for the CPU. If the step comes from a counter, the counter is read here.
     fn draw(&self) -> Result<Draw, RandomError> {
         let step = match self.step {
             Step::At(step) => step,
@@ -181,8 +181,8 @@ impl RowDraw<'_> {
 fn kernel(name: &'static str) -> Result<Kernel, NativeError> {
     static COMPILED: Mutex<Option<HashMap<(usize, &'static str), Kernel>>> = Mutex::new(None);
     let device = super::cuda::current_device()?;
-    // A thread that panicked while holding the lock cannot have left the map inconsistent, because the only change ever
-    // made is to insert a whole entry.
+    // A poisoned lock is harmless: the only change to the map is to insert a whole entry, so a panic cannot leave the
+    // map inconsistent.
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let compiled = compiled.get_or_insert_default();
     if let Some(kernel) = compiled.get(&(device, name)) {

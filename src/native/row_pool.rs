@@ -1,12 +1,13 @@
 //! Memory for rows that several threads fill at the same time.
 //!
-//! Rows are read in blocks: consecutive rows of a shard, of which only some are wanted. A `RowPool` owns the memory. It
-//! assigns each of its rows once, as the destination of one row of a block. A [`RowPlaces`] holds all destinations for
-//! one block. Only the owner of the `RowPlaces` can write to these destinations. [`RowPlaces::finish`] consumes the
-//! `RowPlaces`, so that nobody can write to its destinations again. Invariants:
-//! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to it. So no
-//!   thread reads a row before it was written completely and declared good, and no thread writes to memory that another
-//!   thread can read.
+//! Rows are read in blocks. A block consists of consecutive rows of a shard, and only some of these rows are wanted. A
+//! `RowPool` owns memory for rows. It assigns each row of its memory once, as the destination of one wanted row of a
+//! block. A [`RowPlaces`] holds all destinations for one block. Only the owner of the `RowPlaces` can write to these
+//! destinations. [`RowPlaces::finish`] consumes the `RowPlaces`, so that nobody can write to its destinations again.
+//! Invariants:
+//! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to the memory.
+//!   So no thread reads a row before the row was written completely and declared good, and no thread writes to memory
+//!   that another thread can read.
 //! - If a `RowPlaces` is dropped without `finish`, because a read failed or was abandoned, its rows remain unfinished
 //!   for ever. As long as a `RowPlaces` exists, it keeps the memory alive.
 
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of a cache line. Streaming stores are only faster if they fill whole lines.
 const LINE_BYTES: usize = 64;
 
-/// Bytes of one streaming store.
+/// Bytes that one streaming store writes.
 const LANE_BYTES: usize = 16;
 
 /// Memory for rows, and the value that owns this memory.
@@ -32,8 +33,8 @@ struct RowMemory<Owner: ?Sized> {
 // SAFETY: `base` stays valid when `owner` moves (see `RowPool::new`), and `owner` is `Send`. The bytes are accessed
 // only through `RowPlaces`.
 unsafe impl<Owner: Send + ?Sized> Send for RowMemory<Owner> {}
-// SAFETY: a shared reference gives access to constants and an atomic only. `owner` is reached only by unwrapping the
-// last `Arc`, and the bytes only through `RowPlaces`, where each destination belongs to one thread.
+// SAFETY: a shared reference gives access only to constants and an atomic. `owner` is reached only by unwrapping the
+// last `Arc`. The bytes are reached only through `RowPlaces`, where each destination belongs to one thread.
 unsafe impl<Owner: Send + ?Sized> Sync for RowMemory<Owner> {}
 
 /// Memory whose rows are assigned from the first to the last.
@@ -46,8 +47,8 @@ impl<Owner: Send + 'static> RowPool<Owner> {
     /// Creates a pool over memory that the caller provides. The bytes may be uninitialised.
     ///
     /// # Safety
-    /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if `owner` is moved,
-    /// and that nothing else reads or writes until [`RowPool::into_owner`] has returned `owner`.
+    /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if `owner` is moved.
+    /// Nothing else may read or write these bytes until [`RowPool::into_owner`] has returned `owner`.
     pub(super) unsafe fn new(owner: Owner, base: *mut u8, rows: usize, row_bytes: usize) -> Self {
         let missing = AtomicUsize::new(rows);
         Self { memory: Arc::new(RowMemory { base, rows, row_bytes, missing, owner }), assigned: 0 }
@@ -58,11 +59,12 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         self.memory.rows - self.assigned
     }
 
-    /// Makes the next row of this memory the destination of row `row` of the block that `places` describes.
+    /// Reserves the next row of this memory as the destination of a row: row `row` of the block that `places`
+    /// describes.
     ///
     /// # Panics
     /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
-    /// block were written already, or if the row sizes differ.
+    /// block were written already, or if block and memory have different row sizes.
     pub(super) fn assign(&mut self, places: &mut RowPlaces, row: usize) {
         assert!(self.unassigned() > 0, "all {} rows are already assigned", self.memory.rows);
         assert!(
@@ -82,7 +84,7 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         }
     }
 
-    /// Returns the owner of the memory once all rows are finished.
+    /// Returns the owner of the memory. All rows must be finished.
     ///
     /// # Panics
     /// If any row is not finished, or if another thread is still inside [`RowPlaces::finish`].
@@ -99,12 +101,12 @@ impl<Owner: Send + 'static> RowPool<Owner> {
 /// good.
 pub struct RowPlaces {
     /// The destination of each row of the block, or null if the row is not wanted. Each destination lies in one of
-    /// `memories` and belongs to this value alone.
+    /// `memories`, and no other `RowPlaces` has the same destination.
     slots: Vec<*mut u8>,
     row_bytes: usize,
     /// Number of rows of the block that have been passed to `write`.
     written: usize,
-    /// The memories in which the destinations lie, each with the number of its destinations.
+    /// The memory regions that contain the destinations, each with the number of destinations in it.
     memories: Vec<(Arc<RowMemory<dyn Send>>, usize)>,
 }
 
@@ -127,7 +129,7 @@ impl RowPlaces {
     /// Takes the next rows of the block and copies each wanted row to its destination.
     ///
     /// # Panics
-    /// If `rows` is not a whole number of rows, or holds more rows than the block has left.
+    /// If the length of `rows` is not a multiple of the row size, or `rows` holds more rows than the block has left.
     pub fn write(&mut self, rows: &[u8]) {
         let (count, left) = (rows.len() / self.row_bytes, self.slots.len() - self.written);
         let whole = count * self.row_bytes == rows.len() && count <= left;
@@ -155,8 +157,8 @@ impl RowPlaces {
     }
 }
 
-/// Copies a row with stores that bypass the caches. The row will not be read soon, and the processor need not fetch a
-/// cache line that is overwritten as a whole.
+/// Copies a row with stores that bypass the caches. Caching would not help, because the row is not read soon. With
+/// these stores, the processor also need not fetch a cache line that is overwritten as a whole.
 ///
 /// # Safety
 /// `place` must have room for the row and must not overlap it, and this thread must call [`fence`] before anybody reads
@@ -164,7 +166,7 @@ impl RowPlaces {
 unsafe fn copy_streaming(row: &[u8], place: *mut u8) {
     let (head, rest) = row.split_at(place.align_offset(LINE_BYTES).min(row.len()));
     let (lines, tail) = rest.as_chunks::<LINE_BYTES>();
-    // SAFETY: `place` has room for the row, of which `head` is the beginning, and does not overlap it.
+    // SAFETY: `head` is the beginning of the row. `place` has room for the row and does not overlap it.
     unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), place, head.len()) };
     let mut place = place.wrapping_add(head.len());
     for line in lines {
@@ -187,8 +189,8 @@ unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
     for (index, lane) in line.as_chunks::<LANE_BYTES>().0.iter().enumerate() {
         // SAFETY: reads the sixteen bytes of `lane`, which need not be aligned; every x86-64 processor has SSE2.
         let bits = unsafe { _mm_loadu_si128(lane.as_ptr().cast()) };
-        // SAFETY: the sixteen bytes lie within the line, and are aligned because the line is; every x86-64 processor
-        // has SSE2.
+        // SAFETY: the sixteen destination bytes lie within a line at `place`, and are aligned because `place` is
+        // aligned; every x86-64 processor has SSE2.
         unsafe { _mm_stream_si128(place.wrapping_add(index * LANE_BYTES).cast(), bits) };
     }
 }
@@ -223,8 +225,8 @@ mod tests {
         let alive = Arc::new(());
         let mut owner = Owner { bytes: vec![0; count * row_bytes], _alive: Arc::clone(&alive) };
         let base = owner.bytes.as_mut_ptr();
-        // SAFETY: the vector's heap memory stays in place when `owner` moves, and nothing touches it before it is
-        // returned.
+        // SAFETY: the vector's heap memory stays in place when `owner` moves, and nothing touches this memory before
+        // `owner` is returned.
         (unsafe { RowPool::new(owner, base, count, row_bytes) }, alive)
     }
 
@@ -236,8 +238,8 @@ mod tests {
 
     #[test]
     fn rows_written_by_several_threads_reach_their_destinations() {
-        // Two memories of three rows, two bytes each. They receive rows 1, 4, 2, 0 of a block of five rows, and rows 1,
-        // 0 of a block of two rows.
+        // Two pools, each with three rows of two bytes. Together they receive rows 1, 4, 2 and 0 of a block of five
+        // rows, and rows 1 and 0 of a block of two rows.
         let ((mut first, _), (mut second, _)) = (rows(3, 2), rows(3, 2));
         let (mut one, mut two) = (RowPlaces::new(5, 2), RowPlaces::new(2, 2));
         first.assign(&mut one, 1);
@@ -304,7 +306,7 @@ mod tests {
                 let (mut memory, _) = rows(wanted.len(), row_bytes);
                 let mut places = RowPlaces::new(40, row_bytes);
                 wanted.iter().for_each(|row| memory.assign(&mut places, *row));
-                // After a restart, no byte of the first attempt may remain.
+                // After `restart`, no byte that was written before it may remain.
                 places.write(&vec![255; 7 * row_bytes]);
                 places.restart();
                 block.chunks(piece_rows * row_bytes).for_each(|piece| places.write(piece));

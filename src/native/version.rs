@@ -29,13 +29,13 @@ pub struct Versions {
 
 /// Reads the versions of the native libraries.
 pub fn versions() -> Result<Versions, NativeError> {
-    // SAFETY: takes no arguments, returns a string literal.
+    // SAFETY: the function takes no arguments and returns a string literal.
     let built = unsafe { locdiff_built_against() };
     // SAFETY: a string literal is NUL-terminated and lives as long as the process.
     let built = unsafe { CStr::from_ptr(built) };
-    // SAFETY: takes no arguments, touches no shared state.
+    // SAFETY: the function takes no arguments and touches no shared state.
     let cuda = unsafe { locdiff_cuda_version() };
-    // SAFETY: takes no arguments, touches no shared state.
+    // SAFETY: the function takes no arguments and touches no shared state.
     let nccl = unsafe { locdiff_nccl_version() };
     Ok(Versions {
         libtorch_built: built.to_string_lossy().into_owned(),

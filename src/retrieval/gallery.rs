@@ -101,7 +101,7 @@ impl Gallery {
     }
 }
 
-/// The inverse norm of each row. Rows are converted from f16 to f32 in pieces, which bounds the memory for the
+/// The reciprocal of each row's norm. Rows are converted from f16 to f32 in pieces, which bounds the memory for the
 /// conversion.
 fn inverse_lengths(embeddings_gw: &Tensor) -> Result<Tensor, RetrievalError> {
     let rows = embeddings_gw.size()[0];

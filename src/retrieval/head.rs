@@ -17,7 +17,7 @@ use super::error::RetrievalError;
 use super::retriever::padded;
 use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, GeoclipHead, tile_rows};
 
-/// Features count as normalised if their mean length differs from 1 by less than this.
+/// Features count as normalised if their mean length (L2 norm) differs from 1 by less than this.
 const UNIT_LENGTH_SLACK: f64 = 0.02;
 
 /// The image head that the manifest of the data declares.
@@ -40,12 +40,13 @@ pub struct DataFacts {
     pub width: usize,
     /// The head that the manifest declares.
     pub image_head: DataHead,
-    /// Mean length of the embeddings, if known.
+    /// Mean length (L2 norm) of the embeddings, if known. If it is computed from a manifest, this is the root mean
+    /// square.
     pub mean_length: Option<f64>,
 }
 
-/// Checks that a head can be used with the data. The error gives the reason why not and, in most cases, a head that can
-/// be used.
+/// Checks that a head can be used with the data. The error says why the head cannot be used and, in most cases, names a
+/// head that can.
 pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), RetrievalError> {
     let refuse = |name: &'static str, reason: String| {
         Err(RetrievalError::Head { head: name, location: data.location.clone(), reason })
@@ -70,7 +71,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
                 "geoclip",
                 format!(
                     "its embeddings have mean length {length:.3}, so they seem to be normalised, but GeoCLIP's image \
-                     head takes CLIP ViT-L/14 features that are not; store such features, or {knn}"
+                     head takes CLIP ViT-L/14 features that are not normalised; store such features, or {knn}"
                 ),
             ),
             _ => Ok(()),

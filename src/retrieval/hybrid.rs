@@ -99,7 +99,7 @@ pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
     }
     let term = |distance: &f64| {
         let exponent = (nearest - distance) / width_km;
-        // The term is too small to change the sum, because the nearest sample contributes 1.
+        // Below -37, the term is too small to change the sum, because the nearest sample contributes 1.
         if exponent < -37.0 { 0.0 } else { exponent.exp() }
     };
     distances_km.iter().map(term).sum::<f64>().ln() - nearest / width_km

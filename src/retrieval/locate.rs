@@ -31,8 +31,8 @@ impl LocatedPlaces {
     }
 }
 
-/// Chooses the answer among `best`, the nearest neighbours as (gallery point, logit), best first. A single neighbour is
-/// the answer. Several neighbours vote as in the mode `consensus` of LocDiff-H. `None` if `best` is empty.
+/// Chooses the answer among the nearest neighbours. `best` lists them as (gallery point, logit), best first. A single
+/// neighbour is the answer. Several neighbours vote as in the mode `consensus` of LocDiff-H. `None` if `best` is empty.
 pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
     let (places, scores): (Vec<u32>, Vec<f64>) = best.iter().map(|(point, logit)| (*point, f64::from(*logit))).unzip();
     consensus(points, &places, &scores).map(|place| places[place])

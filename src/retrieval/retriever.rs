@@ -5,8 +5,9 @@
 //! embeddings of the gallery stay in GPU memory if they need at most [`KEPT_BYTES_MAX`] bytes. Otherwise they are
 //! copied to the GPU tile by tile.
 //!
-//! On one kind of device, all tiles have the same size (the last tiles are padded), and each product runs on one
-//! thread. The bits of a logit therefore depend only on the query and the gallery point.
+//! All tiles on the same kind of device have the same size (the last tiles are padded), and on the CPU each product
+//! runs on one thread. On one kind of device, the bits of a logit therefore depend only on the query and the gallery
+//! point.
 // Letters in tensor names: i images of a tile, g gallery points, w width of an embedding.
 
 use std::ops::Range;

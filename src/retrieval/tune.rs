@@ -13,7 +13,7 @@ use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2, consensus, log_densi
 /// The settings of LocDiff-H that tuning tries.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
-    /// The settings. [`Grid::errors_km`] returns the errors in the same order.
+    /// The settings to try. [`Grid::errors_km`] returns the errors in the same order.
     pub settings: Vec<Hybrid>,
 }
 
@@ -84,7 +84,7 @@ impl Grid {
         answers.into_iter().map(|answer| error(answer).0 as f32).collect()
     }
 
-    /// Groups the settings that differ only in their radius. A group lists its settings as (radius, position in
+    /// Groups the settings that differ only in their radius. A group lists its settings as pairs (radius, index in
     /// `settings`), with ascending radii.
     fn groups(&self) -> Vec<Vec<(f64, usize)>> {
         let mut groups: BTreeMap<(u8, u64, u64), Vec<(f64, usize)>> = BTreeMap::new();

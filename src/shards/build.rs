@@ -1,10 +1,10 @@
 //! `shards build`: makes shards from a table of ids and coordinates and one file of embeddings per view.
 //!
 //! Row n of the table and row n of every file of embeddings belong together. All files are read a few thousand rows at
-//! a time. A row with bad values or a duplicate identifier is an error that names its file and row. With `on_bad_rows =
-//! skip` these rows are skipped and counted instead. It is always an error if the files differ in their number of rows,
-//! or if the embeddings differ in their width. After an error the output folder is unchanged: absent, or the old
-//! folder.
+//! a time. A row with bad values or a duplicate identifier is an error, whose message names the file and the row. With
+//! `on_bad_rows = skip`, such rows are skipped and counted instead. It is always an error if the files differ in their
+//! number of rows, or if the embeddings differ in their width. After an error the output folder is unchanged: it does
+//! not exist, or it is still the old folder.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -130,7 +130,7 @@ fn usable_rows(
         let usable = row.and_then(|TableRow { id, place }| {
             for (view, matrix) in matrices.iter().enumerate() {
                 if let Some((element, reason)) = first_not_finite(embedding(view)) {
-                    let reason = format!("element {element} is {reason} within the range of float16");
+                    let reason = format!("element {element} is {reason} in the range of float16");
                     return Err(matrix.bad_row(number, &reason));
                 }
             }

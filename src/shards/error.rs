@@ -20,7 +20,7 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// Points at a whole file.
+    /// The location of a whole file.
     pub fn file(file: impl Into<String>) -> Self {
         Self { file: file.into(), row_group: None, column: None, row: None }
     }

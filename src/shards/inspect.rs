@@ -14,9 +14,9 @@ const MAP_LINES: usize = 24;
 /// Characters of the map, from no photos to the largest number of photos, on a logarithmic scale.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// Summarizes a data set. Reads all coordinates. Also reads all embeddings if the data set has no manifest, which would
-/// hold their statistics, or if `config` skips bad rows. Skipped rows are reported in `skipped_rows` and `skipped`. The
-/// map and the ranges of coordinates do not include them.
+/// Summarizes a data set. Reads all coordinates. Also reads all embeddings if there is no manifest with their
+/// statistics, or if `config` skips bad rows. Skipped rows are reported in `skipped_rows` and `skipped`. The map and
+/// the ranges of coordinates do not include skipped rows.
 pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, ShardsError> {
     let Survey { mask, statistics, .. } = Survey::begin(dataset, config)?;
     let statistics = statistics.expect("`Survey::begin` always returns statistics");

@@ -16,10 +16,10 @@ use tch::{Device, Kind, Tensor};
 use super::ShardsError;
 use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH};
 
-/// Seed of Q for all simulated shards, independent of the seed of the simulation.
+/// Seed of the matrix Q. All simulated shards use this seed, whatever the seed of their simulation.
 pub const PROJECTION_SEED: u64 = 768_512;
-/// Step of [`Stream::Simulation`] at which the random numbers for Q are drawn. It is the last possible step, far above
-/// the steps at which simulated photos and views are drawn.
+/// Step of [`Stream::Simulation`] at which the random numbers for Q are drawn. It is the last possible step, and is far
+/// above the steps of simulated photos and views.
 const STEP: u64 = (1 << 40) - 1;
 
 /// Computes Q for a seed: `[768, 512]`, f32, on the CPU.

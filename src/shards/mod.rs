@@ -1,8 +1,7 @@
 //! Reads embeddings from sharded Parquet files and makes batches for training. The order of rows does not depend on the
 //! number of workers.
 //!
-//! The modules are listed in the order of their imports. Within this folder, each module imports only `error`,
-//! `parallel` and modules listed before it:
+//! Within this folder, each module imports only `error`, `parallel` and modules listed before it:
 //!
 //! 1. `format`: writes Parquet files and their manifest, and decodes them from bytes in memory;
 //! 2. `source`: resolves a location to numbered files, on disk or on S3, and reads their bytes;

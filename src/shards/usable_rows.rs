@@ -1,7 +1,7 @@
 //! Reads blocks without the rows that a mask skips.
 //!
 //! The remaining rows keep their order. After a block is read, the values of its skipped rows are undefined. The
-//! functions of this module remove them.
+//! functions of this module remove the skipped rows.
 
 use super::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 
@@ -14,7 +14,7 @@ impl Mask {
 }
 
 impl Dataset {
-    /// Reads the coordinates of the usable rows of a block, and their embeddings in one view, in order.
+    /// Reads the usable rows of a block, in order: their coordinates, and their embeddings in the view `view`.
     pub fn read_usable(&self, mask: &Mask, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         self.read_except(block, view, mask.skipped(block), into)?;
         self.keep_usable(mask, block, into);

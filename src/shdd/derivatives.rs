@@ -4,7 +4,7 @@
 //! in R³ need no angles, so the poles need no special treatment. Let g be the gradient and H the Hessian of f in R³,
 //! and n = p the normal of the sphere. The tangent gradient is (I − nnᵀ) g. The Riemannian Hessian is H restricted to
 //! the tangent plane, minus (n·g) I (Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008,
-//! section 5.3). Neither depends on the values of f outside the sphere.
+//! section 5.3). The values of f outside the sphere affect neither the tangent gradient nor the Riemannian Hessian.
 
 use locdiff_core::geo::{TangentBasis, UnitVector};
 
@@ -40,7 +40,8 @@ impl Basis {
         expect_length("coefficients", coefficients.len(), self.dims())?;
         let [x, y, z] = point.xyz();
         let (mut value, mut gradient, mut hessian) = (0.0, [0.0; 3], [[0.0; 3]; 3]);
-        // (x + iy) to the powers m, m − 1 and m − 2. If a power is negative, its variable is 0 and is multiplied by 0.
+        // (x + iy) to the powers m, m − 1 and m − 2. A variable whose exponent is negative holds 0, and its factor is 0
+        // too.
         let (mut power, mut lower, mut lowest) = ([1.0, 0.0], [0.0; 2], [0.0; 2]);
         for m in 0..=self.degree() as usize {
             if m > 0 {

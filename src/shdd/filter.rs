@@ -78,8 +78,8 @@ impl Filter {
     }
 }
 
-/// A [`Filter`] whose indices are on a device. Applying it copies nothing from the host and does not make the host
-/// wait.
+/// A [`Filter`] whose indices are on a device. Applying a `Selection` copies nothing from the host and does not make
+/// the host wait.
 #[derive(Debug)]
 pub struct Selection {
     index_k: Tensor,

@@ -6,8 +6,8 @@
 //!
 //! There are two ways to encode points. [`Encoder::encode`] checks that every point is a unit vector, and the host
 //! waits for this check. [`Encoder::encode_unchecked`] does not check the points and does not wait, so it can be used
-//! within a capture. It is meant for points that are known to be unit vectors. Other points give meaningless numbers,
-//! but never an invalid memory access.
+//! within a CUDA graph capture. It is meant for points that are known to be unit vectors. Other points give
+//! meaningless numbers, but never an invalid memory access.
 
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
@@ -49,8 +49,8 @@ impl Encoder {
     }
 
     /// Encodes the unit vectors `points_n3`, f64 `[n, 3]` on the encoder's device, as f32 `[n, (L+1)²]`. If a row is
-    /// not a finite vector of length 1, the error names the first such row. The host waits for the device, so this
-    /// cannot be used within a capture.
+    /// not a finite vector of length 1, the error names the first such row. The host waits for the device, so do
+    /// not call this function during a CUDA graph capture.
     pub fn encode(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
         self.expect_points(points_n3)?;
         expect_unit(points_n3)?;
@@ -71,7 +71,7 @@ impl Encoder {
         let points_per_block = (THREADS / orders).max(1);
         let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
         let blocks = i32::try_from(blocks)
-            .map_err(|_| mismatch(&points_n3, "points for fewer than 2^31 thread blocks"))?
+            .map_err(|_| mismatch(&points_n3, "points that fit in fewer than 2^31 thread blocks"))?
             .cast_unsigned();
         let arguments = [
             Arg::Tensor(&out),
@@ -99,7 +99,7 @@ fn mismatch(points: &Tensor, want: &str) -> ShddError {
     ShddError::Bad(format!("points to encode: tensor is {kind:?} {size:?} on {device:?}, wanted {want}"))
 }
 
-/// Checks that every row of `points_n3` is a finite vector of length 1. The error names the first row that is not. The
+/// Checks that every row of `points_n3` is a finite vector of length 1. The error names the first wrong row. The
 /// points may be on any device. The host waits for the device.
 pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     let error_n =

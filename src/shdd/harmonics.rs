@@ -31,7 +31,7 @@ pub const DEGREE_MAX: u32 = 511;
 #[derive(Debug, Clone)]
 pub struct Basis {
     degree: usize,
-    /// The constant p_mm at index m, including the factor √2 for m ≥ 1.
+    /// At index m: the constant p_mm, including the factor √2 if m ≥ 1.
     pub(super) sectoral: Vec<f64>,
     /// `[a_lm, b_lm]` at index `triangle(l, m)`. For m = l, both are 0 and unused.
     pub(super) recursion: Vec<[f64; 2]>,

@@ -23,7 +23,7 @@ const FEW_PHOTOS: u64 = 20_000;
 const SHARE_PHOTOS: usize = 64;
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Computes embeddings with GeoCLIP's location encoder, the gallery and the matrix Q on a device.
+/// Computes the embeddings of photos on a device, with GeoCLIP's location encoder, the gallery and the matrix Q.
 pub(super) struct PhotoEncoder {
     embedder: Embedder,
     gallery: GalleryEmbeddings,
@@ -57,7 +57,7 @@ impl PhotoEncoder {
         });
         self.gallery.ensure(of_gallery, &self.embedder)?;
         // `fresh` lists all sources that are not in the gallery, photo by photo. For each photo, `firsts` holds the
-        // index in `fresh` at which its sources begin.
+        // index in `fresh` at which the sources of the photo begin.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
             firsts.push(fresh.len());
@@ -156,8 +156,8 @@ impl PhotoEncoder {
     }
 }
 
-/// Embeddings of a photo's sources. The embeddings of sources that are not in the gallery are in `fresh`, starting at
-/// index `first`.
+/// Embeddings of a photo's sources (the places that the photo looks like). The embeddings of sources that are not in
+/// the gallery are in `fresh`, starting at row `first`.
 fn sources<'a>(gallery: &'a GalleryEmbeddings, photo: &Photo, first: usize, fresh: &'a [f32]) -> [&'a [f32]; SOURCES] {
     let mut next = first;
     photo.sources.map(|source| match source {

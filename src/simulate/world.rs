@@ -11,8 +11,9 @@
 //! | 2 + 2v | photo | 512 normals: noise of view v |
 //! | 3 + 2v | photo | 0-4: weights drawn for view v, if v >= 1 |
 //!
-//! Look-alikes are chosen from gallery points that are drawn once per block of photos. A block is a fixed range of
-//! photo indices, so the result does not depend on the chunk size or the number of threads.
+//! A look-alike is moved to the nearest of some random gallery points (candidates) if that point is close enough to the
+//! photo. Candidates are drawn once per block of photos. A block is a fixed range of photo indices, so the result does
+//! not depend on the chunk size or the number of threads.
 
 use locdiff_core::geo::{Degrees, Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
@@ -30,8 +31,8 @@ pub const BLOCK_PHOTOS: u64 = 4096;
 
 /// Number of gallery points that are drawn for each block, as candidates for look-alikes.
 const CANDIDATES: usize = 8192;
-/// Largest distance from the photo at which a look-alike is drawn, in units of the photo's scale. The look-alike is
-/// then moved to the nearest candidate.
+/// Largest distance from the photo at which a look-alike is drawn, in units of the photo's scale. The look-alike may
+/// then be moved to the nearest candidate (see `SNAP`).
 const DISPLACEMENT: f64 = 1.2;
 /// A look-alike is moved to the nearest candidate only if that candidate is within this distance of the photo, in units
 /// of the photo's scale.
@@ -59,7 +60,7 @@ pub enum Source {
     Place(Place),
 }
 
-/// A simulated photo before it is embedded: its place and its sources.
+/// A simulated photo before it is embedded: its place, and its sources (the places that it looks like).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Photo {
     /// The place where the photo was taken.
@@ -178,8 +179,8 @@ impl<'a> World<'a> {
 
 impl Candidates {
     /// Finds the candidate nearest to `query`. Candidates are sorted by height (their z coordinate). The search goes up
-    /// and down from the height of `query`, and stops where the difference in height exceeds the distance to the best
-    /// candidate so far, because no candidate farther up or down can be nearer.
+    /// and down from the height of `query`. It stops where the difference in height exceeds the distance to the best
+    /// candidate so far. Beyond that height, no candidate can be nearer.
     pub fn nearest(&self, query: UnitVector) -> Option<(UnitVector, usize)> {
         let height = query.xyz()[2];
         let start = self.0.partition_point(|point| point.0 < height);
@@ -203,7 +204,7 @@ impl Candidates {
 }
 
 /// Square of the straight-line distance between two points. The sum of squared differences is accurate even for points
-/// that are close together. A formula with the dot product would not be.
+/// that are close together. A formula with the dot product would lose precision there.
 fn square_chord(a: UnitVector, b: UnitVector) -> f64 {
     let (a, b) = (a.xyz(), b.xyz());
     (0..3).map(|axis| (a[axis] - b[axis]) * (a[axis] - b[axis])).sum()

@@ -46,8 +46,9 @@ struct SurveyFindings {
 }
 
 impl TrainingData {
-    /// Opens the training rows. If `is_new` is true, the weights come from no checkpoint, so the statistics and the
-    /// filter are computed. If the run resumes, `bookmark` comes from its checkpoint. Otherwise, `bookmark` is `None`.
+    /// Opens the training rows. If `is_new` is true, the weights do not come from a checkpoint, so the statistics and
+    /// the filter are computed. If the run resumes, `bookmark` comes from its checkpoint. Otherwise, `bookmark` is
+    /// `None`.
     pub(super) fn open(
         config: &RunConfig,
         ranks: &Communicator,
@@ -125,7 +126,7 @@ pub(super) fn open_validation(config: &RunConfig, group: &Group) -> Result<(Data
     Ok((dataset, mask))
 }
 
-/// Opens a data set on every rank of `world`. Rank 0 lists the files and reads the footers.
+/// Opens a data set on every rank of `world`. Rank 0 lists the files, reads the footers and broadcasts the result.
 fn open_together(location: &str, config: &RunConfig, world: &Group) -> Result<Dataset, TrainError> {
     let index = match world.rank() {
         0 => Some(DatasetIndex::read(location, &config.shards)?.to_bytes()?),
@@ -161,8 +162,8 @@ fn f32_tensor(bits: Vec<u64>) -> Result<Tensor, TrainError> {
     Ok(Tensor::f_from_slice(&numbers)?.f_to_kind(Kind::Float)?)
 }
 
-/// The bits of means and standard deviations. The deviation of a constant dimension becomes 1, so that the standardised
-/// value is 0 instead of NaN.
+/// The means and standard deviations as bit patterns. The deviation of a constant dimension becomes 1, so that the
+/// standardised value is 0 instead of NaN.
 fn statistics_bits(found: &Statistics) -> [Vec<u64>; 2] {
     let deviations = found.standard_deviation.iter().map(|deviation| if *deviation > 0.0 { *deviation } else { 1.0 });
     [found.mean.iter().map(|mean| mean.to_bits()).collect(), deviations.map(f64::to_bits).collect()]

@@ -21,7 +21,7 @@ pub enum TrainError {
     /// The gradients of too many consecutive steps were not finite.
     #[error("{0}")]
     Diverged(String),
-    /// The state or the gradient of some ranks differs from that of their peers, although all bits must be equal.
+    /// Some ranks have another state or another gradient than their peers, although all bits must be equal.
     #[error(
         "step {step}: {what} of {} differs from that of {}",
         rank_list(ranks),
@@ -123,8 +123,8 @@ impl HasExitCode for TrainError {
         }
     }
 
-    /// A peer can make a collective fail in the training loop, in the loss, in the network or in the quick evaluation.
-    /// All these cases are checked.
+    /// Whether a peer caused this error by making a collective fail. The collective may belong to the training loop,
+    /// the loss, the network or the quick evaluation.
     fn is_caused_by_peer(&self) -> bool {
         match self {
             Self::Comm(error)

@@ -54,14 +54,16 @@ impl RankFaults {
     }
 }
 
-/// Carries out a fault that makes this process die, stop or hang. Returns a fault of any other kind.
+/// Carries out a fault that makes this process die, stop or hang, except a hang in the data phase. Returns every other
+/// fault, because the training loop must carry it out.
 fn occur(kind: FaultKind, step: u64) -> Option<FaultKind> {
     let signal_self = |signal| kill(Pid::this(), signal).expect("a process may signal itself");
     match kind {
         FaultKind::Kill => signal_self(Signal::SIGKILL),
         FaultKind::Stop => signal_self(Signal::SIGSTOP),
         FaultKind::Segfault => {
-            // The first signal only removes Rust's handler for stack overflows.
+            // Send the signal twice: Rust's handler for stack overflows catches the first signal and only removes
+            // itself.
             signal_self(Signal::SIGSEGV);
             signal_self(Signal::SIGSEGV);
         }

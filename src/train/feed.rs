@@ -18,31 +18,32 @@ use crate::shdd::ShddError;
 /// The properties of a batch that a recorded step depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Form {
-    /// The range of rows of the global batch that this rank takes.
+    /// The rows that this rank takes, as positions in the global batch.
     pub(super) slice: Range<u64>,
     /// Number of rows of the global batch.
     pub(super) global_batch: u32,
 }
 
-/// What the ranks tell each other in a step. The numbers of all ranks are added up together with the losses, so that
-/// all ranks act on the same sums after the same step.
+/// What the ranks tell each other in a step, such as that a rank was asked to stop. These numbers are summed over all
+/// ranks together with the losses, so that all ranks act on the same sums after the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Requests {
     /// Number of ranks that were asked to stop.
     pub(super) stop: u32,
     /// Number of ranks that are still writing a checkpoint.
     pub(super) busy: u32,
-    /// Whether a rank was asked to stop while it waited for data, and therefore has no rows. The step then changes
-    /// nothing and does not count.
+    /// Whether a rank has no rows, because it was asked to stop while it waited for data. The step then changes nothing
+    /// and does not count.
     pub(super) is_void: bool,
 }
 
 impl Requests {
-    /// Limit of the number of ranks. `stop` and `busy` are below it, even when summed over all ranks, so both fit into
-    /// one f32 without rounding.
+    /// The number of ranks must be below this limit. Then the sums of `stop` and of `busy` over all ranks are below the
+    /// limit too, and one f64 holds both sums exactly: `stop + RANKS_MAX * busy`.
     const RANKS_MAX: u32 = 4096;
 
-    /// A void request is encoded as NaN, so that the sum is NaN if one of the requests is void.
+    /// Encodes the requests of this rank as one number. NaN stands for a void step, so that the sum over all ranks is
+    /// NaN if any rank has a void step.
     pub(super) fn encode(self) -> f64 {
         if self.is_void { f64::NAN } else { f64::from(self.stop + Self::RANKS_MAX * self.busy) }
     }
@@ -77,7 +78,7 @@ pub(super) struct Feed {
     pub(super) rows: Points,
     /// Places of the anchors.
     pub(super) anchors: Points,
-    /// Form of the current batch.
+    /// The properties of the current batch that a recorded step depends on.
     pub(super) form: Form,
 }
 
@@ -99,8 +100,8 @@ impl Feed {
         })
     }
 
-    /// Sets the requests of this rank. Does nothing if they have not changed, so that most steps need no copy to the
-    /// device.
+    /// Sets the [`Requests`] of this rank. Does nothing if they have not changed, so that most steps need no copy to
+    /// the device.
     pub(super) fn set_requests(&mut self, requests: Requests) -> Result<(), TrainError> {
         if requests != self.requests {
             let _ = self.first_sums.f_narrow(0, 5, 1)?.f_fill_(requests.encode())?;

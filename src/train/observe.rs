@@ -39,7 +39,7 @@ pub struct Launcher<'a> {
     pub next_fault: &'a mut dyn FnMut() -> Option<InjectedFault>,
 }
 
-/// Records the progress of a run. On ranks other than 0 it reports nothing.
+/// Records the progress of a run. Only rank 0 reports it.
 pub(super) struct Observer {
     board: Option<(SteadyBoard, Meter)>,
     train: TrainConfig,
@@ -188,7 +188,7 @@ fn time_spent(before: &TimeBefore, attempt: &Goodput, now: SystemTime) -> Goodpu
     }
 }
 
-/// The goodput and what took the rest of the time, percent.
+/// The goodput and the shares of the time that went into all other activities, in percent.
 fn goodput_scalars(spent: &Goodput) -> impl Iterator<Item = (&'static str, f64)> {
     const TAGS: [&str; 6] = [
         "run/start_percent",

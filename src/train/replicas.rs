@@ -1,9 +1,10 @@
-//! Finds silent corruption by comparing ranks that must have the same bits.
+//! Finds silent corruption by comparing values that must be bit-identical on several ranks.
 //!
 //! All replicas of the model must have the same weights, averages and moments, so they compare a digest of these
-//! tensors. The digest does not reveal a wrong gradient, because the reduction spreads it to all replicas. A replay
-//! finds a wrong gradient: each rank computes the gradient of its neighbour's rows once more and compares the bits. A
-//! replay is possible because random numbers depend on the position of a row in the global batch, and not on the rank.
+//! tensors. The digest does not reveal a wrong gradient, because the reduction spreads the gradient to all replicas. A
+//! replay finds a wrong gradient: each rank computes the gradient of its neighbour's rows once more and compares the
+//! bits. A replay is possible because random numbers depend on the position of a row in the global batch, and not on
+//! the rank.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -33,7 +34,8 @@ pub(super) fn gather<const N: usize>(group: &Group, numbers: [u64; N]) -> Result
     Ok(all.as_chunks::<N>().0.to_vec())
 }
 
-/// The ranks whose number differs from the number of the majority. If no number has a majority, the result is all ranks.
+/// Given one number per rank, returns the ranks whose number differs from that of the majority. If no number has a
+/// majority, returns all ranks.
 pub(super) fn minority(numbers: &[u64]) -> Vec<usize> {
     let count = |number: &u64| numbers.iter().filter(|other| *other == number).count();
     let majority = numbers.iter().find(|number| 2 * count(number) > numbers.len());
@@ -118,6 +120,6 @@ mod tests {
         two[1].own = 7;
         assert_eq!(wrong_ranks(&two), [1]);
         two[1] = Replayed { own: 7, next: 8, previous: 9 };
-        assert_eq!(wrong_ranks(&two), [0, 1], "a rank that is wrong in three ways cannot be told from its peer");
+        assert_eq!(wrong_ranks(&two), [0, 1], "if all digests of one rank are wrong, its peer looks wrong too");
     }
 }

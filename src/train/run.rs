@@ -23,7 +23,7 @@ use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batch, Batches, Position, Share};
 
-/// After a rank was asked to stop, how long it waits for its next batch before it gives up the step.
+/// How long a rank waits for its next batch after a request to stop. After this time, the rank gives up the step.
 const DATA_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Trains up to the last step, `train.steps`, or until the launcher asks to stop. Every rank of `ranks` must call this
@@ -92,9 +92,9 @@ struct Training<'a> {
     best_score: Option<f64>,
     evaluation: Option<QuickEvaluation>,
     faults: RankFaults,
-    /// Whether a checkpoint is due but waits until all ranks have written the previous one.
+    /// Whether a checkpoint is due but waits until all ranks have written the previous checkpoint.
     is_save_late: bool,
-    /// Position in the data after the last step that counts.
+    /// Position in the data after the last step that was counted (`count_step`).
     position: Position,
     /// Step of the newest checkpoint; 0 if there is none.
     saved_step: u64,
@@ -218,8 +218,9 @@ impl<'a> Training<'a> {
         every > 0 && (self.step + 1).is_multiple_of(every) && self.ranks.data().size() > 1
     }
 
-    /// Waits for the next batch. Returns `None` if the launcher has asked to stop and the batch does not come in time. In
-    /// a step with a replay check, always waits. `hangs` injects a fault: the batch never comes.
+    /// Waits for the next batch. Returns `None` if the launcher has asked to stop and the batch does not come within
+    /// [`DATA_PATIENCE`]. In a step with a replay check, waits without a limit. `hangs` injects a fault: the batch
+    /// never comes.
     fn next_batch(&mut self, hangs: bool) -> Result<Option<Batch>, TrainError> {
         let _phase = pulse::enter(WorkPhase::Data);
         let (can_be_void, mut asked_at) = (!self.is_replay_due(), None);
@@ -236,10 +237,10 @@ impl<'a> Training<'a> {
         Ok(self.batches.next_unless(gives_up)?)
     }
 
-    /// Runs the next step. Without a batch, the step is void: all ranks run it, so that none of them waits for this rank,
-    /// but nothing changes. Every `train.replay_check_every` steps, the ranks also check each other's gradients, and
-    /// every `train.replica_check_every` steps, they compare their replicas. Fails if writing a checkpoint takes too
-    /// long.
+    /// Runs the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for this
+    /// rank, but nothing changes. Every `train.replay_check_every` steps, the ranks also check each other's gradients,
+    /// and every `train.replica_check_every` steps, they compare their replicas. Fails if writing a checkpoint takes
+    /// too long.
     fn step(&mut self, batch: Option<&Batch>, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
         let busy = self.writer.busy();
         let limit_s = self.job.config.supervise.checkpoint_timeout_s;
@@ -313,9 +314,9 @@ impl<'a> Training<'a> {
 
     /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, at every new best score, after
     /// the last step, and if the launcher asked to stop. `busy` is the number of ranks that are still writing the
-    /// previous checkpoint. If it is not 0, the checkpoint is put off to a later step, so that no rank waits for a slow
-    /// disk while its peers wait for this rank in a collective. A checkpoint after the last step or before a stop is
-    /// not put off.
+    /// previous checkpoint. If `busy` is not 0, the checkpoint is put off to a later step. Otherwise, a rank would wait
+    /// for its slow disk while its peers wait for this rank in a collective. A checkpoint after the last step or before
+    /// a stop is not put off.
     fn maybe_save(
         &mut self,
         score: Option<f64>,
@@ -344,7 +345,7 @@ impl<'a> Training<'a> {
         report_parts(self.writer.poll()?, send)
     }
 
-    /// Saves the state after the last step that counts, unless a checkpoint has it already.
+    /// After a step was given up: saves the state of the last complete step, unless that state is already saved.
     fn save_again(&mut self, send: SendMessage<'_>) -> Result<(), TrainError> {
         let _phase = pulse::enter(WorkPhase::Checkpoint);
         if self.step > self.saved_step { self.save(None, send) } else { Ok(()) }

@@ -3,8 +3,8 @@
 //! There are four parts with named tensors (the weights, their moving average, the first and the second moments) and
 //! `state.json`. Data-parallel ranks hold the same tensors, so only one of them writes each part. With tensor
 //! parallelism, each rank of a replica writes one piece of the part, and only the first piece contains the replicated
-//! tensors. A run that resumes joins the pieces and cuts the tensors again for its layout, so it can resume with any
-//! layout. Random numbers need no saved state, because they are a function of seed and step.
+//! tensors. A run that resumes joins the pieces and splits the tensors again for its own layout, so it can resume with
+//! any layout. Random numbers need no saved state, because they are a function of seed and step.
 
 use std::collections::BTreeMap;
 
@@ -188,7 +188,7 @@ fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
             format!("tensor {name} has the type {:?}, but the other tensors have {:?}", other.kind(), first.kind());
         return Err(CheckpointError::Internal(text).into());
     }
-    // Allocate one block, because hundreds of allocations would stall training at the first checkpoint.
+    // Allocate one block for all tensors, because hundreds of allocations would stall training at the first checkpoint.
     let block = allocate_copy(numbers, first)?;
     let mut begin = 0;
     let mut copy = |(name, tensor): &(String, Tensor)| {

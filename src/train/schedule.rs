@@ -35,7 +35,7 @@ mod tests {
         let config = TrainConfig { steps: 100, learning_rate: 2.0, ..TrainConfig::default() };
         let rate = |step| learning_rate(&config, step);
         assert_eq!([rate(0), rate(4), rate(9), rate(10)], [0.2, 1.0, 2.0, 2.0]);
-        assert!((rate(55) - 1.0).abs() < 1e-12, "the rate half-way is {}, wanted 1", rate(55));
+        assert!((rate(55) - 1.0).abs() < 1e-12, "the rate halfway through the decay is {}, wanted 1", rate(55));
         assert!(rate(99) > 0.0 && rate(99) < 1e-3, "the last rate is {}, wanted above 0 and below 1e-3", rate(99));
         assert!((10..99).all(|step| rate(step + 1) < rate(step)));
         let constant =

@@ -22,8 +22,8 @@ use crate::native::cuda::{self, CudaEvent, CudaStream, Graph, WaitError};
 use crate::shards::Batch;
 use crate::shdd::{Filter, uniform_points};
 
-/// Number of eager steps before the step is recorded. Libraries that initialise themselves on first use must do so
-/// before the recording.
+/// Number of eager steps before a step is recorded as a graph. Libraries that initialise themselves on first use must
+/// do so before the recording.
 const EAGER_STEPS: u32 = 5;
 /// How long to wait for aborted collectives to end.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
@@ -41,16 +41,16 @@ pub(super) struct StepOutcome {
     pub(super) gradient_norm: f64,
     /// Learning rate of the step.
     pub(super) learning_rate: f64,
-    /// If the gradient was not finite, so that nothing was updated: the reason.
+    /// The reason why the gradient was not finite and nothing was updated; `None` if the gradient was finite.
     pub(super) skipped: Option<String>,
-    /// The sums of the requests of all ranks. They are the same on every rank.
+    /// The requests of all ranks, added up. The result is the same on every rank.
     pub(super) requests: Requests,
 }
 
 /// What a step does besides training.
 #[derive(Default)]
 pub(super) struct StepOptions<'a> {
-    /// The requests of this rank.
+    /// What this rank tells the other ranks in this step, such as that it was asked to stop.
     pub(super) requests: Requests,
     /// Injected fault: flip a bit of this rank's gradient.
     pub(super) flips_gradient: bool,
@@ -67,7 +67,7 @@ pub(super) struct Trainer {
     recorded: Option<Recorded>,
     pub(super) work: Work,
     pub(super) updates: u64,
-    /// The form of the current batch, and the number of eager steps done with batches of this form.
+    /// The [`Form`] of the current batch, and the number of eager steps done with batches of this form.
     eager: (Form, u32),
     /// Event that the GPU signals at the end of a step; `None` on the CPU, where calls are synchronous.
     finished: Option<CudaEvent>,
@@ -93,7 +93,7 @@ impl Trainer {
         filter: Option<Filter>,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        // Without a KL loss there may be fewer anchors than ranks. The anchors are not used then.
+        // Without a KL loss there may be fewer anchors than ranks. In that case, the anchors are not used.
         let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
         let is_on_gpu = ranks.world().device().is_cuda();
         Ok(Self {
@@ -158,7 +158,7 @@ impl Trainer {
     }
 
     /// Runs the step eagerly, and reduces the gradients only after they have been checked. The result has the same bits
-    /// as that of [`Work::run`].
+    /// as the result of [`Work::run`].
     fn checked_step(
         &mut self,
         step: u64,
@@ -250,8 +250,8 @@ impl Trainer {
         TrainError::Corrupted { ranks, what: what.to_owned(), step }
     }
 
-    /// Waits until the device has finished the step, at most as long as a collective may take. Collectives on a stream
-    /// have no other timeout.
+    /// Waits until the device has finished the step. The wait ends with an error after the time limit of a collective,
+    /// because collectives on a stream have no other timeout.
     fn wait_for_device(&mut self) -> Result<(), WaitError> {
         let Some(finished) = &mut self.finished else { return Ok(()) };
         finished.record(&CudaStream::current()?)?;
@@ -261,7 +261,7 @@ impl Trainer {
     /// Aborts the collectives of a step that timed out because some peer did not take part.
     fn give_up(&self, recorded: Option<Recorded>, after: Duration) -> TrainError {
         let aborting = self.abort.abort_in_background();
-        // The abort of a NCCL communicator returns only when no graph holds its collectives.
+        // Aborting an NCCL communicator returns only when no graph holds the communicator's collectives.
         drop(recorded);
         let started = Instant::now();
         while !aborting.is_finished() && started.elapsed() < ABORT_PATIENCE {
@@ -291,8 +291,8 @@ impl Trainer {
             self.eager.1 += 1;
             return Ok(());
         }
-        // Return to the device the memory that the eager steps left in the allocator's cache. The graph allocates its
-        // own memory and cannot use the cache.
+        // Free the device memory that the eager steps left in the allocator's cache. The graph allocates its own memory
+        // and cannot use the cache.
         cuda::empty_cache()?;
         let (graph, report) = Graph::capture("training step", || self.work.run())?;
         tracing::info!("recorded the step as a CUDA graph with {} nodes", graph.nodes());

@@ -36,7 +36,8 @@ use crate::shdd::Filter;
 /// early in the backward pass.
 const BUCKET_BYTES: usize = 25 << 20;
 
-/// The model with everything that training changes.
+/// Everything that a training step uses or changes: the network, its optimizer state and averaged weights, the inputs,
+/// and the groups of ranks.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) network: CsUnet,
@@ -122,7 +123,7 @@ impl Work {
     }
 
     /// Computes the gradients of the rows in the feed. If `reduces` is true, the reduction over ranks starts while the
-    /// last backward pass is running. Otherwise the gradients remain those of this rank until [`Work::conclude`].
+    /// last backward pass is running. Otherwise, each rank keeps its own gradients until [`Work::conclude`].
     pub(super) fn compute_gradients(&mut self, reduces: bool) -> Result<LocalLosses, TrainError> {
         let rows = self.feed.form.slice.end - self.feed.form.slice.start;
         let micro = match u64::from(self.config.train.micro_batch) {
@@ -177,8 +178,8 @@ impl Work {
     }
 
     /// Converts an error of the backward pass. If the text of the libtorch error names the tensor-parallel group, a
-    /// collective of this group failed. The result is then a communication error, because a peer caused the failure and
-    /// not this rank.
+    /// collective of this group failed. The result is then a communication error, because a peer, not this rank,
+    /// caused the failure.
     fn backward_error(&self, error: tch::TchError) -> TrainError {
         let error = TrainError::from(error);
         let text = error.to_string();
@@ -217,12 +218,13 @@ impl Work {
     }
 
     /// Clips the gradient, then updates the weights and their average. If the gradient is not finite, nothing changes.
-    /// Returns the squared norm before clipping. The last number in `sums` holds the encoded `Requests` of the ranks; with
-    /// tensor parallelism, this function adds them up over the ranks of the replica.
+    /// Returns the squared norm before clipping. The last number in `sums` holds the encoded `Requests` of the ranks.
+    /// With tensor parallelism, this function adds up the requests over the ranks of the replica.
     fn update(&mut self, sums: &mut Tensor) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
         let squared = self.squared_norm(&gradients, sums)?;
-        // The requests are NaN if the step is void. Then the norm must be NaN too, so that nothing changes.
+        // If the step is void, the sum of the encoded requests is NaN. Then the norm must be NaN too, so that no weight
+        // changes.
         let requests = sums.f_select(0, 5)?.f_mul_scalar(0.0)?.f_to_kind(squared.kind())?;
         let squared = squared.f_add(&requests)?;
         let found_inf = not_finite(&squared)?;
@@ -249,8 +251,8 @@ impl Work {
             some.map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>()
         };
         let pieces = squared_norm(&gradient_of(false))?;
-        // Reduce the requests together with the squared norm, because a reduction of their own would cost time in every
-        // step.
+        // Reduce the requests (to stop, for example) together with the squared norm, because a separate reduction would
+        // cost time in every step.
         let mut requests = sums.f_narrow(0, 5, 1)?;
         let mut both = Tensor::f_cat(&[pieces.f_view([1])?, requests.f_to_kind(pieces.kind())?], 0)?;
         tensor.start_all_reduce(&mut both, ReduceOp::Sum)?.wait_stream()?;
@@ -259,8 +261,8 @@ impl Work {
     }
 }
 
-/// The total loss and its parts as one f64 vector; parts without a weight are zero. The last number of the vector
-/// belongs to the requests and is zero.
+/// The total loss and its parts as one f64 vector; parts of weight 0 are zero. The last number of the vector is zero:
+/// it is the place for the encoded `Requests`.
 fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     let zero = losses.total.f_detach()?.f_zeros_like()?;
     let or_zero = |part: &Option<Tensor>| part.as_ref().unwrap_or(&zero).shallow_clone();

@@ -159,8 +159,8 @@ fn integers(rank: u32, elements: usize) -> Tensor {
     ((index * 7 + i64::from(rank) * 13).remainder(101) - 50).to_kind(Kind::Float)
 }
 
-/// Fractions from a hash of rank and index. Sums of these fractions round, so the bits of a sum reveal the order of
-/// summation.
+/// Fractions from a hash of rank and index. Adding such fractions causes rounding errors, so the bits of a sum reveal
+/// the order of summation.
 fn fractions(rank: u32, elements: usize) -> Tensor {
     let index = Tensor::arange(elements as i64, (Kind::Int64, Device::Cpu));
     let mixed = (index + (i64::from(rank) << 40)) * 0x9E37_79B9_7F4A_7C15_u64.cast_signed();

@@ -3,7 +3,7 @@
 //! Our reader runs the same code as training. It reads windows of row groups, copies rows in random order into
 //! contiguous batches, and verifies every checksum. pyarrow reads in file order. Both read from the page cache with one
 //! thread, and they take turns, so that other load on the machine affects both. Results are medians of several runs,
-//! once by wall-clock time and once by CPU time, which is more reliable on a busy machine.
+//! once by wall-clock time and once by CPU time. CPU time is more reliable on a busy machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const ROWS: usize = 196_608;
 const FOREIGN_ROWS: usize = 65_536;
 const RUNS: usize = 9;
 const WINDOW_BLOCKS: u32 = 16;
-/// Rows per batch. The rows of every case are a multiple of this number, so that an epoch has all rows.
+/// Rows per batch. The number of rows of every case is a multiple of it, so that an epoch contains every row.
 const BATCH_ROWS: usize = 4096;
 
 const SCRIPT: &str = include_str!("bench_shards.py");
@@ -250,8 +250,8 @@ impl Drop for PyarrowReader {
     }
 }
 
-/// Writes a file in a layout that other programs use. It replaces the file that pyarrow would write if there is no
-/// pyarrow.
+/// Writes a file in a layout that other programs use, with the `parquet` crate. Used only if pyarrow, which would
+/// otherwise write the file, is missing.
 mod foreign {
     use std::sync::Arc;
 

@@ -49,7 +49,7 @@ impl Control {
         Ok(Self { reader, outbox, rank })
     }
 
-    /// Sends the first message, which has the rank, the process id and the versions.
+    /// Sends the first message, which contains the rank, the process id and the versions.
     pub(super) fn send_hello(&mut self, versions: &Versions) -> anyhow::Result<()> {
         let hello = Hello {
             protocol: PROTOCOL_VERSION,
@@ -92,7 +92,8 @@ impl Control {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
                 match message {
                     ToWorker::Stop => stop::request(),
-                    // Ignore a failed send: once the workers are connected, only training still reads messages.
+                    // A send fails if nobody reads the messages any more. Ignore the failure: once the workers are
+                    // connected, only training jobs read messages.
                     message => drop(inbox.send(message)),
                 }
             }
@@ -123,8 +124,8 @@ fn ignore_signals_of_schedulers() -> anyhow::Result<()> {
     signals.thread_block().context("cannot block signals")
 }
 
-/// Reports a panic of the main thread to the launcher at once. The process may exit much later, when other workers have
-/// already reported errors that the panic caused.
+/// Reports a panic of the main thread to the launcher at once. The process may exit much later. By then, other workers
+/// may have reported errors that are only consequences of the panic.
 fn report_panics(outbox: &Arc<Outbox>) {
     let outbox = Arc::clone(outbox);
     let print = std::panic::take_hook();
@@ -145,7 +146,7 @@ fn report_panics(outbox: &Arc<Outbox>) {
     }));
 }
 
-/// Asks the kernel for SIGKILL when the launcher dies. Fails if the launcher is already gone.
+/// Asks the kernel to kill this worker when the launcher dies. Fails if the launcher is already gone.
 fn die_with_launcher() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("cannot request the parent-death signal")?;
     let launcher = std::env::var(LAUNCHER_PID_VARIABLE).unwrap_or_default();

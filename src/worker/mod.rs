@@ -83,7 +83,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
 }
 
-/// The phase of a job outside of the phases that it enters itself.
+/// The phase to report for a job until the job itself enters a phase.
 fn phase_of(job: &Job) -> WorkPhase {
     match job {
         Job::Shards(_) => WorkPhase::Data,

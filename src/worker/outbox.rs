@@ -1,7 +1,7 @@
 //! Messages on their way to the launcher.
 //!
-//! A thread writes them to the control socket. If the launcher is stopped and its socket is full, the worker goes on
-//! training instead of keeping its peers waiting.
+//! A thread writes the messages to the control socket. If the launcher is stopped and its socket is full, the worker
+//! goes on training instead of keeping its peers waiting.
 
 use std::collections::VecDeque;
 use std::io::{Error, Write};
@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use locdiff_core::protocol::{ProtocolError, ToLauncher, write_message};
 
-/// How long a sender waits for the queue to be written. While the launcher reads, a message takes microseconds.
+/// How long a sender waits at most for the whole queue to be written. If the launcher is reading, writing a message
+/// takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// If the messages that wait to be written exceed this size, bytes, further senders must wait.
+/// If the messages that wait to be written exceed this size in bytes, further senders must wait.
 const BYTES_MAX: usize = 64 << 20;
 
 /// A queue of messages to the launcher.
@@ -29,9 +30,9 @@ struct PendingFrames {
     frames: VecDeque<Vec<u8>>,
     /// Size of all messages that are not written yet.
     bytes: usize,
-    /// Whether a sender has waited too long since the queue was last empty.
+    /// Whether a sender has given up waiting after [`PATIENCE`] since the queue was last empty.
     is_behind: bool,
-    /// The error after which nothing more is written.
+    /// The error of a failed write. After an error, nothing more is written.
     error: Option<String>,
 }
 
@@ -70,8 +71,9 @@ impl Outbox {
         Ok(outbox)
     }
 
-    /// Sends a message. Waits until all messages are written, but for at most [`PATIENCE`]. If a sender has already
-    /// waited that long, later ones only queue their messages, until the queue is empty again or exceeds [`BYTES_MAX`].
+    /// Sends a message and waits until all messages are written, but not longer than [`PATIENCE`]. If
+    /// messages are left after this wait, later calls only queue their messages, until the queue is empty again. But
+    /// while the queue exceeds [`BYTES_MAX`], every call waits.
     pub(super) fn send(&self, message: &ToLauncher) -> Result<(), ProtocolError> {
         let mut frame = Vec::new();
         write_message(&mut frame, message)?;
@@ -135,7 +137,7 @@ mod tests {
         outbox.send(&message(2000)).expect("the socket is open");
         let received = reader.join().expect("the reader ends");
         assert!(received.into_iter().eq((0..=2000).map(message)), "a message is missing, or the heartbeat was queued");
-        // The peer is gone.
+        // The reader has closed its end of the socket, so sending must fail soon.
         let failed = (0..100).any(|number| outbox.send(&message(number)).is_err());
         assert!(failed, "the closed socket was not noticed");
     }

@@ -1,6 +1,6 @@
-//! Rendezvous of the workers. Rank 0 binds the socket of the store, through which the workers find each other, on the
-//! configured interface. It sends the address to the launcher, and the launcher forwards the address to the other
-//! ranks, which connect to the store.
+//! Rendezvous of the workers. The workers find each other through a store (libtorch's `TCPStore`). Rank 0 binds the
+//! socket of the store on the configured interface and sends the address to the launcher. The launcher forwards the
+//! address to the other ranks, which connect to the store.
 //!
 //! The socket is bound before the address is sent, and the store takes over the bound socket. No other process can
 //! therefore take the port in between.
@@ -66,8 +66,8 @@ fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::R
     }
 }
 
-/// The first address of the interface `name`, where IPv4 addresses come before IPv6 addresses. If `name` is empty, the
-/// result is the loopback address.
+/// The first IPv4 address of the interface `name`, or its first IPv6 address if it has no IPv4 address. If `name` is
+/// empty, the loopback address.
 fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
     if name.is_empty() {
         return Ok(Ipv4Addr::LOCALHOST.into());

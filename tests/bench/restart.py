@@ -31,7 +31,7 @@ def train_with_torch(folder):
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    # Without a prefix for each restart, Gloo finds the addresses of the dead workers in torchrun's store, and restarts take minutes.
+    # Without a different key prefix for each restart, Gloo finds the addresses of the dead workers in torchrun's store, and restarts take minutes.
     store = dist.PrefixStore("attempt-" + os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def wait_until(condition):
 
 
 def measure(kills, steps_done, worker):
-    """Kills the process with the id `worker()`, `kills` times. Returns the seconds from each kill to the next step."""
+    """Kills the worker with the process id `worker()`, `kills` times. Returns the seconds from each kill to the next step."""
     times = []
     for _ in range(kills):
         before = steps_done()
@@ -89,7 +89,7 @@ def measure(kills, steps_done, worker):
 
 
 def product(folder, options):
-    """Returns the command and the functions that `measure` needs, for locdiff-launch."""
+    """For locdiff-launch, returns the command and the functions that `measure` needs."""
     settings = ["checkpoint.dir=%s" % folder, "checkpoint.every=%d" % CHECKPOINT_EVERY, "train.steps=100000", "train.log_every=1",
                 "eval.after_train=false", 'shards.validation=""', "supervise.max_restarts=100"]
     command = [options.launcher, "--device", "cpu", "--workers", str(options.workers), "--run", "restart"]
@@ -101,7 +101,7 @@ def product(folder, options):
 
 
 def torchrun(folder, options):
-    """The same for torchrun."""
+    """Returns the command and the functions that `measure` needs, for torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.workers)]
     command += ["--max-restarts", "100", __file__]
     steps = folder / "steps"

@@ -88,7 +88,7 @@ fn json_result_is_one_object_on_the_last_line_even_for_errors() {
         assert_eq!(ran.json()["exit_code"], 2, "{line}");
     }
     let shown = stage.run("--json --device cpu config show").json();
-    assert_eq!(shown["model"]["degree"], 15, "the degree is not that of the preset demo: {shown}");
+    assert_eq!(shown["model"]["degree"], 15, "the degree does not come from the preset `demo`: {shown}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// The worker executable in the launcher's folder.
 pub(crate) enum Worker {
     None,
-    /// `fake_worker.py` in this mode, such as `crash` for all ranks or `crash@1` for rank 1 alone.
+    /// `fake_worker.py` and its mode. The mode `crash` applies to all ranks, and `crash@1` only to rank 1.
     Fake(&'static str),
     /// The real worker, which Cargo builds into the same folder as the launcher.
     Real,

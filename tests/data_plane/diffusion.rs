@@ -139,7 +139,7 @@ fn every_chain_returns_the_output_of_a_perfect_predictor() {
 }
 
 /// At every timestep, the network's input in a sampling chain has the distribution of the forward process: its mean is
-/// √ᾱ·x₀ and its variance 1 − ᾱ.
+/// √ᾱ·x₀, and its variance is 1 − ᾱ.
 #[test]
 fn every_chain_keeps_the_forward_marginals() {
     let x0 = normals(1, &[128, 257], Kind::Double);
@@ -159,10 +159,10 @@ fn every_chain_keeps_the_forward_marginals() {
         assert_eq!(result.expect("the predictor cannot fail").size(), x0.size());
         assert_eq!(seen.len(), steps);
         // Each standard deviation is estimated from 32,896 numbers, with an error of about 0.4 %. The largest error
-        // among 200 estimates may be four times that.
+        // among 200 estimates may be four times as large.
         assert!(
             seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02),
-            "eta {eta}: the deviations divided by those of the forward process are {seen:?}, wanted 1"
+            "eta {eta}: the deviations relative to the forward process are {seen:?}, wanted 1"
         );
     }
 }

@@ -48,8 +48,9 @@ fn simulated_bytes_depend_only_on_the_seed() {
     };
     let plain = Simulation { views: 2, ..simulation(150) };
     let want = make("plain", &plain);
-    // The chunk size determines which places share a tile of 128 rows, how full the last tile of a chunk is, and which
-    // thread processes each tile. None of these may change the bytes.
+    // The chunk size determines which places share a tile of 128 rows and how full the last tile of a chunk is. The
+    // chunk size and the number of threads determine which thread processes each tile. None of these may change the
+    // bytes.
     for (chunk_rows, threads) in [(77, 1), (149, 3)] {
         let other = Simulation { chunk_rows: Some(chunk_rows), threads, ..plain.clone() };
         assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change the bytes");
@@ -104,7 +105,7 @@ fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
 }
 
 /// Asserts that scales fall into bins with the specified probabilities and are log-uniform within a bin. Each count may
-/// differ from its expected value by four standard deviations.
+/// differ from its expected value by up to four standard deviations.
 fn assert_scale_statistics(photos: &[Photo]) {
     let edges_km = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0_f64];
     let draws = photos.len() as f64;
@@ -192,7 +193,7 @@ fn simulated_world_has_the_specified_statistics() {
     assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 
     // After projection by Q, the embedding of a photo has unit length. The smaller the scale of the photo, the closer
-    // its embedding is to that of its place.
+    // its embedding is to the embedding of its place.
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let out = scratch.path().join("out");
     let manifest = simulate(&Simulation { views: 2, ..simulation(800) }, &out).expect("the options are valid");
@@ -227,8 +228,8 @@ fn simulated_world_has_the_specified_statistics() {
     );
     let between = cosines(&projected[0], &projected[1]);
     let between = between.iter().sum::<f64>() / between.len() as f64;
-    // Each view adds its own noise of length 0.8 to a signal of length 1, so two views with the same weights would have
-    // a cosine of 1 / (1 + 0.8²) = 1 / 1.64.
+    // Each view adds its own noise of length 0.8 to a signal of length 1. If two views mixed their sources with the
+    // same weights, their cosine would be 1 / (1 + 0.8²) = 1 / 1.64.
     assert!((0.5..0.62).contains(&between), "two views have a mean cosine of {between}, wanted 0.5 to 0.62");
 }
 

@@ -121,7 +121,7 @@ fn worker_exits_when_its_launcher_disconnects_during_a_job() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
-    // In this job rank 3 waits for the address of the store, which this test never sends.
+    // In this job, rank 3 waits for the address of the store. This test never sends the address.
     write_message(&mut worker.socket, &start(slot, Job::BenchCollectives { bytes_max: 1024 }))
         .expect("the worker reads the message");
     drop(worker.socket);

@@ -25,8 +25,8 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// All errors of a configuration: unreadable layers and unknown or mistyped fields first, then values that are out of
-/// range or contradict each other.
+/// All errors of a configuration. Unreadable files, invalid `--set` arguments, and unknown or mistyped fields come
+/// first. Values that are out of range or contradict each other come last.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", lines(.0))]
 pub struct ConfigErrors(pub Vec<ConfigError>);

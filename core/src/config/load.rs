@@ -14,7 +14,7 @@ use toml::{Table, Value};
 use super::errors::Checker;
 use super::{ConfigError, ConfigErrors, NO_CREDENTIALS, RunConfig, has_credentials, preset};
 
-/// One source of values.
+/// One source of configuration values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Layer {
     /// A built-in preset, by name.
@@ -41,7 +41,7 @@ pub enum ValueOrigin {
     Default,
     /// A line of a preset or a file.
     Line {
-        /// `preset demo`, or the path of the file.
+        /// Name of the preset, in the form `preset demo`, or path of the file.
         source: String,
         /// Line number, from 1.
         line: usize,
@@ -237,7 +237,8 @@ fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, Co
     if !DEFAULTS.iter().any(|(known, _)| known == key) {
         return Err(fail(unknown_field(key)));
     }
-    // Refuse credentials before all other checks of the value, because the messages of those checks may repeat it.
+    // Refuse credentials before all other checks of the value, because the messages of those checks may repeat the
+    // value.
     if value.as_str().is_some_and(has_credentials) {
         return Err(fail(NO_CREDENTIALS.to_owned()));
     }

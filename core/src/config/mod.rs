@@ -53,7 +53,7 @@ pub struct RunConfig {
     pub retrieval: RetrievalConfig,
     /// Number of worker processes, their devices, and how the model is split over them.
     pub parallel: ParallelConfig,
-    /// Timeouts for workers, and how often failed workers are restarted.
+    /// Timeouts for workers, and how many times failed workers are restarted.
     pub supervise: SuperviseConfig,
     /// The network that the workers communicate over.
     pub network: NetworkConfig,

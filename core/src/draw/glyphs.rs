@@ -1,4 +1,4 @@
-//! A tiny bitmap font of five by seven dots: only the characters that labels on maps need.
+//! A tiny bitmap font of five by seven dots. It has only the characters that labels on maps need.
 
 use tiny_skia::{Color, Paint, Pixmap, Rect, Transform};
 

@@ -8,31 +8,31 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// A file system fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The process is killed. If it is writing to a file, half of the bytes reach the file. This operation and every
-    /// later one fail.
+    /// The process is killed during an operation. If the operation writes to a file, half of the bytes reach the file.
+    /// This operation and every later operation fail.
     Crash,
     /// The machine loses power. Files that were not synced become empty. If a folder was not synced since a file or
-    /// folder was created in it, that file or folder vanishes. If it was not synced since something was renamed into it,
-    /// the rename is undone. Then everything happens as in [`Fault::Crash`].
+    /// folder was created in it, that file or folder vanishes. If a folder was not synced since something was renamed
+    /// into it, the rename is undone. Everything else happens as in [`Fault::Crash`].
     PowerLoss,
-    /// The disk is full. From this operation on, creating folders and creating, writing and syncing files fail.
-    /// Renaming, removing and syncing folders still succeed.
+    /// The disk is full. From this operation on, folders cannot be created, and files cannot be created, written or
+    /// synced. Renaming and removing still work, and folders can still be synced.
     DiskFull,
 }
 
 /// Whether an operation needs disk space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileOperation {
-    /// Needs disk space.
+    /// An operation that needs disk space.
     Write,
-    /// Does not need disk space.
+    /// An operation that does not need disk space.
     Other,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Faults(Arc<Mutex<FaultState>>);
 
-/// A new or changed name that a power loss would undo, because the folder that contains it has not been synced since.
+/// A creation or rename that a power loss would undo, because the parent folder has not been synced since.
 #[derive(Debug)]
 enum NameChange {
     /// A new file or folder.
@@ -127,7 +127,7 @@ impl Faults {
 
     pub(super) fn synced_folder(&self, folder: &Path) {
         let mut state = self.state();
-        // Go from the newest change to the oldest one, because a later rename may have moved a new name.
+        // Go from the newest change to the oldest one, because a rename may move names that earlier changes made.
         let (mut kept, mut renames) = (Vec::new(), Vec::new());
         for mut change in std::mem::take(&mut state.unsynced_names).into_iter().rev() {
             let now = |path: &Path, renames: &[(PathBuf, PathBuf, bool)], only_durable: bool| {
@@ -139,7 +139,8 @@ impl Faults {
                 renames.push((from.clone(), to.clone(), is_durable));
             }
             if !is_durable {
-                // A rename that can no longer be undone has moved this name for good.
+                // Later renames that are durable survive a crash. Replace the path by the path that it has after these
+                // renames.
                 *change.new_name() = now(change.new_name(), &renames, true);
                 if let NameChange::Renamed { from, .. } = &mut change {
                     *from = now(from, &renames, true);
@@ -179,7 +180,8 @@ mod tests {
 
     use crate::files::{Fault, FileError, Files};
 
-    /// Makes changes in a new folder, and then loses power. Returns the names that are left in the folder and below it.
+    /// Makes changes in a new folder, and then simulates a power loss. Returns the names of all files and folders that
+    /// are left in the folder and its subfolders.
     fn left(changes: impl Fn(&Files, &Path) -> Result<(), FileError>) -> Vec<String> {
         let (folder, other) = (tempfile::tempdir(), tempfile::tempdir());
         let (folder, other) = (folder.expect("a folder can be created"), other.expect("a folder can be created"));
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn names_vanish_unless_their_folder_was_synced_after_them() {
         let write = |files: &Files, path: &Path| files.write_new(path, b"text").map(drop);
-        assert!(left(|files, at| write(files, &at.join("a"))).is_empty(), "the file is synced, its name is not");
+        assert!(left(|files, at| write(files, &at.join("a"))).is_empty(), "the file is synced, but its name is not");
         let kept = left(|files, at| {
             write(files, &at.join("a"))?;
             files.sync_folder(at)?;

@@ -35,7 +35,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// Adds `path` to an I/O error, for `map_err`.
+    /// Returns a closure for `map_err` that adds `path` to an I/O error.
     pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         move |error| Self { path: path.to_owned(), error }
     }
@@ -117,7 +117,7 @@ impl Files {
         Self::default()
     }
 
-    /// The file system with `fault` injected at the operation with the number `operation`, counted from 0.
+    /// The file system with `fault` injected at operation number `operation`, counted from 0.
     pub fn failing(fault: Fault, operation: u64) -> Self {
         Self { faults: Some(Faults::new(fault, operation)) }
     }

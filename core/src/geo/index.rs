@@ -2,12 +2,12 @@
 //!
 //! The index is a tree rather than a grid of equal cells, because a gallery may have a thousand points in a town and
 //! none in an ocean. No crate is used, because this code is only a hundred lines long, works on unit vectors directly,
-//! and agrees with [`UnitVector::distance`] to the bit. If a chord is clearly shorter or longer than the chord of the
-//! radius, the chord decides whether a point is within the radius. If the lengths differ by less than [`SLACK`], the
-//! great-circle distance decides.
+//! and agrees with [`UnitVector::distance`] to the bit. To decide whether a point is within a radius, the code compares
+//! the chord from the query to the point with the chord of the radius. If their lengths differ by less than [`SLACK`],
+//! the great-circle distance decides instead.
 //!
 //! Invariant: every query returns the same points as a linear scan over all points. Of several points at the same
-//! distance, the one with the lowest position is nearest.
+//! distance, the point with the lowest index counts as nearest.
 
 use super::EARTH_RADIUS_KM;
 use super::place::Km;
@@ -30,19 +30,19 @@ pub struct SphereIndex {
     /// The points in tree order.
     nodes: Vec<[f64; 3]>,
     /// How each part of the tree is split: the axis, and the coordinate of the split. The split of a part is stored at
-    /// the middle of the part.
+    /// the index of the part's middle point.
     splits: Vec<(u8, f64)>,
 }
 
-/// A radius query: the radius, and the chord lengths that decide most points without computing a great-circle distance.
+/// A radius query: the radius, and chord lengths that classify most points without computing a great-circle distance.
 struct RadiusQuery {
     query: UnitVector,
     radius: Km,
     /// Whether points at a distance of exactly the radius are inside.
     is_closed: bool,
-    /// Points whose squared chord is smaller than this value are inside.
+    /// Points whose squared chord to the query is smaller than this value are inside the radius.
     surely: f64,
-    /// Points whose squared chord is larger than this value are outside.
+    /// Points whose squared chord to the query is larger than this value are outside the radius.
     maybe: f64,
 }
 
@@ -154,7 +154,7 @@ impl SphereIndex {
         let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
         self.search(query, count, near, best);
         // The comparison is `<=` rather than `<`: a point at the same distance as the worst point of `best` must
-        // replace it if its position is lower.
+        // replace the worst point if the new point has a lower position.
         if best.len() < count || best.last().is_some_and(|worst| gap * gap <= worst.0) {
             self.search(query, count, far, best);
         }
@@ -190,7 +190,7 @@ fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     let (lower, upper) = order.split_at_mut(middle);
     let (lower_splits, upper_splits) = splits.split_at_mut(middle);
     split(points, lower, lower_splits);
-    // The split of this part is stored at the first position of the upper half. The upper half stores its split at a
-    // later position.
+    // This call has stored its split at the first position of `upper_splits`. The next call does not overwrite it,
+    // because it stores the split of the upper half at a later position.
     split(points, upper, upper_splits);
 }

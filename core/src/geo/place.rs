@@ -1,7 +1,7 @@
 //! Latitude and longitude with units, validated on construction.
 //!
-//! A longitude beyond ±180° is wrapped. A latitude out of range and a value that is not finite are errors, never
-//! clamped. The error gives the value, the allowed range and, for columns, the row.
+//! A longitude beyond ±180° is wrapped. A latitude out of range or a value that is not finite is an error; values are
+//! never clamped. The error gives the value, the allowed range and, for columns, the row.
 
 /// An angle, degrees.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]

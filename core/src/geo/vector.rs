@@ -51,7 +51,7 @@ impl UnitVector {
     }
 
     /// The point whose z coordinate is `z`, in [-1, 1], and whose longitude is `angle` radians. If `z` and `angle` are
-    /// uniformly distributed, so are the points.
+    /// uniformly distributed, the points are uniformly distributed on the sphere.
     pub fn from_height(z: f64, angle: f64) -> Result<Self, GeoError> {
         if !(-1.0..=1.0).contains(&z) {
             return Err(GeoError(format!("height is {z}, wanted -1 to 1")));
@@ -113,7 +113,7 @@ impl UnitVector {
         Ok(Self::normalized(std::array::from_fn(|axis| cosine * self.0[axis] + sine / length * tangent[axis])))
     }
 
-    /// Walks `distance` along the great circle that starts at `bearing`, measured clockwise from north.
+    /// Walks `distance` along the great circle in the direction `bearing`, measured clockwise from north.
     pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
         if !(bearing.0.is_finite() && distance.0.is_finite()) {
             let text = format!("bearing is {}° and distance is {} km, wanted finite numbers", bearing.0, distance.0);
@@ -153,7 +153,7 @@ impl From<UnitVector> for Place {
         let [x, y, z] = vector.0;
         let latitude = Degrees(z.atan2(x.hypot(y)).to_degrees());
         let longitude = Degrees(y.atan2(x).to_degrees());
-        Self::new(latitude, longitude).expect("atan2 of a non-negative x lies within -90 and 90 degrees")
+        Self::new(latitude, longitude).expect("atan2 of a non-negative x is between -90 and 90 degrees")
     }
 }
 

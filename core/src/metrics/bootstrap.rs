@@ -11,7 +11,7 @@
 use super::error::MetricsError;
 use crate::random::{Draw, Philox, Stream, check_below};
 
-/// The ends of the interval, as quantiles over the resamples.
+/// The ends of a 95 % interval are these quantiles over the resamples.
 const QUANTILES: [f64; 2] = [0.025, 0.975];
 
 /// Settings of the bootstrap.

@@ -1,4 +1,4 @@
-//! Errors of the metrics.
+//! Errors of computing metrics.
 
 /// An error of [`crate::metrics`]. The message gives the value found and the values accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,5 @@
-//! Density and coverage: do predicted places lie where true places do, and is every true place near a prediction?
+//! Density and coverage: do the predicted places lie close to true places, and does every true place have a prediction
+//! nearby?
 //!
 //! ```text
 //! r_i = distance of true place i to its k-th nearest other true place
@@ -7,11 +8,11 @@
 //! ```
 //!
 //! N is the number of true places, M is the number of predicted places, and d is the great-circle distance. A bracket
-//! is 1 if its condition holds, and 0 otherwise. The details follow the authors' package `prdc`: comparisons are
-//! strict, and a place counts as its own nearest neighbour at distance 0, so that the k-th nearest other place is
-//! neighbour number k + 1. If k other true places have the same coordinates as a true place, its radius is therefore 0
-//! and it is never covered. Neighbours are found with a spatial index, so memory grows with the number of points rather
-//! than with the number of pairs.
+//! is 1 if its condition holds, and 0 otherwise. The details follow the authors' package `prdc`. Comparisons are
+//! strict. A place counts as its own nearest neighbour at distance 0, so the k-th nearest other place is neighbour
+//! number k + 1. If k other true places have the same coordinates as a true place, the radius of that place is 0, and
+//! the place is never covered. Neighbours are found with a spatial index, so memory grows with the number of points
+//! rather than with the number of pairs.
 //!
 //! Source: Naeem, Oh, Uh, Choi, Yoo, "Reliable fidelity and diversity metrics for generative models", ICML 2020.
 

@@ -1,4 +1,4 @@
-//! The field's standard metrics of one predictor, and the difference between two predictors on the same rows.
+//! The standard geolocation metrics of one predictor, and the difference between two predictors on the same rows.
 //!
 //! The input is one error per row: the great-circle distance in km. The errors must be in the order of the data,
 //! because the bootstrap draws row numbers. Every error is checked, and no row is dropped. The median of an even number

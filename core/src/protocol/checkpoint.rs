@@ -26,7 +26,7 @@ pub struct Exported {
     pub out: PathBuf,
     /// Folder of the checkpoint.
     pub checkpoint: PathBuf,
-    /// Training steps of the checkpoint.
+    /// Number of training steps completed at the checkpoint.
     pub step: u64,
     /// Validation score of the checkpoint; `None` if it was not measured.
     pub score: Option<f64>,
@@ -36,7 +36,7 @@ pub struct Exported {
     pub tensors: usize,
     /// Number of elements in all tensors.
     pub numbers: usize,
-    /// Length of the file.
+    /// Length of the file, in bytes.
     pub bytes: u64,
     /// xxh3 checksum of the file.
     pub xxh3: String,

@@ -21,7 +21,7 @@ pub struct EvalJob {
     pub data: String,
     /// Whether to run retrieval and LocDiff-H.
     pub hybrid: HybridRequest,
-    /// Whether to compute the errors of LocDiff-H with each of [`crate::tuning::settings`].
+    /// Whether to compute the distance errors of LocDiff-H with each setting in [`crate::tuning::settings`].
     pub tune: bool,
 }
 
@@ -85,7 +85,7 @@ pub struct LocatedRow {
     pub sample: [f64; 2],
     /// Whether no gallery point was within the search radius. In this case LocDiff-H gives the same answer as LocDiff.
     pub out_of_range: bool,
-    /// Errors with every setting of LocDiff-H; `None` if [`EvalJob::tune`] is false.
+    /// Distance errors of LocDiff-H with each candidate setting; `None` if [`EvalJob::tune`] is false.
     pub tuning: Option<TuningErrors>,
 }
 
@@ -100,7 +100,7 @@ pub struct TuningErrors {
     pub settings_km: Vec<f32>,
 }
 
-/// Result of an evaluation. Every rank sends a summary.
+/// Result of an evaluation. Every rank sends this message at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalSummary {
     /// Training steps of the checkpoint.

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::pulse::WorkPhase;
 
-/// Environment variable with the path of a made-up `memory.events`. [`FaultKind::Oom`] counts a kill in this file, and
-/// the launcher reads this file instead of the `memory.events` of its cgroup.
+/// Environment variable with the path of a fake `memory.events`. [`FaultKind::Oom`] increases the count of
+/// out-of-memory kills in this file, and the launcher reads this file instead of the `memory.events` of its cgroup.
 pub const MEMORY_EVENTS_VARIABLE: &str = "LOCDIFF_MEMORY_EVENTS";
 
 /// A fault to inject.
@@ -47,7 +47,7 @@ pub enum FaultKind {
         /// The time that the rank sleeps.
         milliseconds: u64,
     },
-    /// The rank sends itself SIGKILL after it has counted an out-of-memory kill in a made-up `memory.events`.
+    /// The rank increases the count of out-of-memory kills in a fake `memory.events` and sends itself SIGKILL.
     Oom,
     /// A kernel of the rank fails, so that CUDA reports an error. Needs a GPU.
     CudaError,
@@ -66,7 +66,7 @@ pub enum FaultKind {
     FlipWeight,
     /// One bit of the rank's gradient flips before the reduction.
     FlipGradient,
-    /// One byte of the next checkpoint flips after the commit.
+    /// One bit of the next checkpoint flips after the commit.
     CorruptCheckpoint,
     /// A write of TensorBoard events by the rank fails with EIO.
     TensorboardEio,

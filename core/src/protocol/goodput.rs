@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 /// How a run spent its wall time, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Goodput {
-    /// Training steps that were not lost.
+    /// Training steps that were not lost in a failure.
     pub steps_s: f64,
-    /// From the start of a launcher to its first step.
+    /// Time from the start of a launcher to its first step.
     pub start_s: f64,
     /// Waiting for data between steps.
     pub data_s: f64,
@@ -15,14 +15,14 @@ pub struct Goodput {
     pub checkpoint_s: f64,
     /// Quick evaluations.
     pub evaluation_s: f64,
-    /// From a failure to the next step.
+    /// Time from a failure to the next step.
     pub restart_s: f64,
-    /// Steps that were lost in a failure, because no checkpoint contains them.
+    /// Training steps that were lost in a failure, because no checkpoint contains their results.
     pub lost_s: f64,
 }
 
 impl Goodput {
-    /// What took the rest of the time: names and seconds.
+    /// The names and seconds of all activities except the training steps that were not lost.
     pub fn losses(&self) -> [(&'static str, f64); 6] {
         [
             ("start", self.start_s),

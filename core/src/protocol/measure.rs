@@ -30,7 +30,7 @@ pub struct CollectiveRow {
     pub us: f64,
     /// `bytes` divided by the time per operation, in GB/s; 0 for a barrier.
     pub gb_per_s: f64,
-    /// Hash of the bits of rank 0's result, computed from numbers whose sums are not exact. A different order of
+    /// Hash of the bits of rank 0's result for pseudo-random inputs. Their sums are rounded, so a different order of
     /// summation changes the hash.
     pub digest: String,
 }
@@ -42,11 +42,11 @@ pub struct ShddRow {
     pub degree: u32,
     /// Dimensions of a code.
     pub dims: u64,
-    /// Time per location of the fast implementation on one core, microseconds.
+    /// Time that the fast implementation takes per location on one core, microseconds.
     pub us_per_location: f64,
-    /// Time per location of the scalar implementation on one core, microseconds.
+    /// Time that the scalar implementation takes per location on one core, microseconds.
     pub us_per_location_scalar: f64,
-    /// Time per location of the kernel on the worker's GPU, microseconds; `None` if the worker has no GPU.
+    /// Time that the kernel on the worker's GPU takes per location, microseconds; `None` if the worker has no GPU.
     pub us_per_location_gpu: Option<f64>,
     /// Whether the fast and scalar implementations agree to the bit, and the GPU agrees to 1e-6 of the largest value.
     pub ok: bool,

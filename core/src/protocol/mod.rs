@@ -98,8 +98,8 @@ pub struct WorkerSlot {
 pub struct Meeting {
     /// Network interface that workers bind to; "": loopback.
     pub interface: String,
-    /// Number of the attempt, from 0. All keys in the store are prefixed with it, so that keys left by earlier attempts
-    /// are ignored.
+    /// Number of the attempt, from 0. All keys in the store are prefixed with this number, so that keys left by earlier
+    /// attempts are ignored.
     pub attempt: u32,
     /// Number of workers that one replica of the model is split over.
     pub tensor_parallel: u32,
@@ -121,7 +121,7 @@ pub enum Job {
     SelfCheck,
     /// Check and time collective operations.
     BenchCollectives {
-        /// Size of the largest tensor.
+        /// Size of the largest tensor, bytes.
         bytes_max: u64,
     },
     /// Check and time spherical harmonics.
@@ -220,7 +220,7 @@ pub enum ToLauncher {
     Beat(Beat),
     /// This rank has written its parts of a checkpoint.
     Parts(PartsWritten),
-    /// Located rows of an evaluation.
+    /// Rows of an evaluation, with the locations that this worker found.
     Located(LocatedRows),
     /// The job succeeded. The worker exits after this message.
     Result(Box<JobResult>),

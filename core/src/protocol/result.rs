@@ -12,7 +12,7 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("got the result of `{got}`, wanted the result of `{want}`")]
 pub struct WrongResult {
-    /// Job of the received result.
+    /// Job to which the received result belongs.
     pub got: &'static str,
     /// Job that was run.
     pub want: &'static str,
@@ -34,7 +34,7 @@ macro_rules! results {
         }
 
         impl JobResult {
-            /// Name of the jobs with this kind of result.
+            /// Name of the job that gives this kind of result.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$kind(_) => $name,)*

@@ -131,7 +131,7 @@ pub struct ShardsMade {
 pub struct Verified {
     /// Whether no problems were found.
     pub ok: bool,
-    /// Rows in all files.
+    /// Number of rows in all files.
     pub rows: u64,
     /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
@@ -145,7 +145,7 @@ pub struct Verified {
     pub width: usize,
     /// Embeddings per row.
     pub views: u32,
-    /// Whether the data has a manifest. If so, the manifest has a checksum for every read.
+    /// Whether the data has a manifest. If so, every read is compared with the checksums in the manifest.
     pub manifest: bool,
     /// Fingerprint of the data, sixteen hexadecimal digits.
     pub fingerprint: String,
@@ -158,7 +158,7 @@ pub struct Verified {
 /// A problem with shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Where the problem is, the value found and the value expected.
+    /// Text that names the place of the problem, the value found and the value expected.
     pub message: String,
     /// Exit code for this problem.
     pub exit_code: u8,
@@ -170,14 +170,14 @@ pub struct ReplayReport {
     /// Number of usable rows. Each of them occurred exactly once per epoch, apart from `dropped_rows` and
     /// `padded_rows`.
     pub rows: u64,
-    /// Number of unusable rows. None of them occurred.
+    /// Number of unusable rows. None of them occurred in the replay.
     pub skipped_rows: u64,
     /// Number of blocks that are not empty.
     pub blocks: u64,
     /// Views per row.
     pub views: u32,
-    /// Whether the replay proved that every row shows each of its views once in `views` epochs. False if fewer than
-    /// `views` epochs were replayed, or if epochs drop rows.
+    /// Whether the replay proved that in each round of `views` epochs, every row is used once with each view.
+    /// False if fewer than `views` epochs were replayed, or if epochs drop rows.
     pub views_proved: bool,
     /// Number of epochs replayed.
     pub epochs: u32,
@@ -200,9 +200,9 @@ pub struct ReplayReport {
 pub struct ReplayedSize {
     /// Number of workers.
     pub workers: u32,
-    /// Number of rows in the smallest slice of a batch that a worker gets.
+    /// Smallest number of rows that a worker gets from a batch.
     pub slice_rows_min: u64,
-    /// Number of rows in the largest slice of a batch that a worker gets.
+    /// Largest number of rows that a worker gets from a batch.
     pub slice_rows_max: u64,
     /// Hash of the global order of the rows in all epochs. It is the same for every number of workers.
     pub order: String,
@@ -226,16 +226,16 @@ pub enum ImageHead {
 pub struct Statistics {
     /// Number of rows.
     pub rows: u64,
-    /// Mean of every dimension.
+    /// Mean of every dimension of the embeddings.
     pub mean: Vec<f64>,
-    /// Population standard deviation of every dimension.
+    /// Population standard deviation of every dimension of the embeddings.
     pub standard_deviation: Vec<f64>,
 }
 
 /// Result of `shards inspect`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Inspection {
-    /// Rows in all files.
+    /// Number of rows in all files.
     pub rows: u64,
     /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
@@ -251,7 +251,7 @@ pub struct Inspection {
     pub width: usize,
     /// Embeddings per row.
     pub views: u32,
-    /// Whether the data has a manifest. If so, the manifest has a checksum for every read.
+    /// Whether the data has a manifest. If so, every read is compared with the checksums in the manifest.
     pub manifest: bool,
     /// Fingerprint of the data, sixteen hexadecimal digits.
     pub fingerprint: String,

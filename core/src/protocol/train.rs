@@ -39,7 +39,7 @@ pub struct TrainJob {
     pub resume: Option<PathBuf>,
     /// Checkpoint with the initial weights of a new run, which the launcher has verified; `None`: random weights.
     pub init_from: Option<PathBuf>,
-    /// Highest validation score of the existing checkpoints; `None` if none has a score.
+    /// Highest validation score of the existing checkpoints; `None` if no checkpoint has a score.
     pub best_score: Option<f64>,
     /// Number of earlier attempts of this run.
     pub restarts: u32,
@@ -52,11 +52,11 @@ pub struct TrainJob {
 /// How a run spent its time before an attempt. For TensorBoard, rank 0 adds the times that it measures itself.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TimeBefore {
-    /// How the time up to the attempt was spent.
+    /// Time that the run has spent on each kind of work before the attempt.
     pub spent: Goodput,
     /// When the attempt began, seconds since 1970.
     pub began_unix_s: f64,
-    /// Whether the same launcher has made an attempt before.
+    /// Whether the same launcher has already made an earlier attempt.
     pub is_restart: bool,
 }
 
@@ -80,7 +80,8 @@ pub struct Progress {
     /// Fraction of the time since the last report that rank 0 spent waiting for data, 0 to 1.
     pub data_wait: f64,
     /// Time of the slowest step since the last report, milliseconds. The time of a step includes its checkpoint, but
-    /// not its evaluation and histograms. The step at which this report is sent counts for the next report.
+    /// not its evaluation and histograms. The step at which this report is sent is not included; the next report
+    /// includes it.
     pub slowest_step_ms: f64,
     /// Steps skipped so far because the gradient was not finite.
     pub skipped_steps: u64,
@@ -165,6 +166,6 @@ pub struct CheckpointManifest {
     pub committed_unix_s: u64,
     /// Validation score at this step; `None` if it was not measured.
     pub score: Option<f64>,
-    /// All other files of the folder, sorted by name.
+    /// All files of the checkpoint except the manifest, sorted by name.
     pub files: Vec<CheckpointFile>,
 }

@@ -56,8 +56,8 @@ const UNIT_24: f32 = 1.0 / (1 << 24) as f32;
 const UNIT_32: f32 = UNIT_24 / 256.0;
 
 /// The purpose of the numbers. Different streams have different counters, so their numbers are independent. A new
-/// stream gets the next free kind in [`Stream::id`]. Existing kinds must not change, because this would change the
-/// random numbers of every run.
+/// stream gets the next free kind in [`Stream::id`]. Existing kinds must stay the same, because a changed kind would
+/// change the random numbers of every run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// The Gaussian noise of the forward process.
@@ -68,9 +68,9 @@ pub enum Stream {
     Dropout(u16),
     /// Anchor points of the loss.
     Anchors,
-    /// The choice of the view of an image for a training sample.
+    /// Which view of its image a training sample uses.
     Views,
-    /// Initial weights; the sample is the index of the parameter.
+    /// Initial weights. The sample number of a draw is the index of the parameter.
     Weights,
     /// The sampler's starting and intermediate noise.
     Sampler,
@@ -80,7 +80,7 @@ pub enum Stream {
     Simulation,
     /// The order of training rows; the index distinguishes the shuffles of one epoch.
     Shuffle(u16),
-    /// Row numbers of a bootstrap; the sample is the index of the resample.
+    /// The rows that a bootstrap draws. The sample number of a draw is the index of the resample.
     Bootstrap,
     /// Tests and benchmarks.
     Test(u16),
@@ -108,7 +108,7 @@ impl Stream {
     }
 }
 
-/// Which numbers to draw: rows `first_sample..` of `elements` numbers each.
+/// Which numbers to draw: rows of `elements` numbers each, beginning with row `first_sample`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     /// The purpose of the numbers.
@@ -139,7 +139,7 @@ pub struct Philox {
 }
 
 impl Philox {
-    /// A source with this seed.
+    /// Creates a generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self { seed }
     }
@@ -155,7 +155,7 @@ impl Philox {
         self.fill(draw, out, |word| (word >> 8) as f32 * UNIT_24)
     }
 
-    /// Fills `out` with standard normals by Box-Muller. The largest possible magnitude is 6.77.
+    /// Fills `out` with standard normals by Box-Muller. All magnitudes are below 6.77.
     pub fn fill_normal(&self, draw: Draw, out: &mut [f32]) -> Result<(), RangeError> {
         self.fill_pairs(draw, out, box_muller)
     }
@@ -292,7 +292,8 @@ impl RowBlocks {
     }
 }
 
-/// Writes lane after lane, truncating each block at the end of its row. Returns the number of values written.
+/// Writes the blocks of all lanes, one lane after another. A block that reaches beyond the end of its row is truncated.
+/// Returns the number of values written.
 #[inline(always)]
 fn write<T: Copy>(values: &[[T; LANES]; 4], elements: usize, first_block: usize, out: &mut [T]) -> usize {
     if elements.is_multiple_of(4) && out.len() >= 4 * LANES {
@@ -374,7 +375,7 @@ fn ln_unit(x: f32) -> f32 {
 /// Sine and cosine of `turn` / 2²⁴ of a full turn (Cephes `sinf`, `cosf`).
 #[inline(always)]
 fn sin_cos_turns(turn: u32) -> (f32, f32) {
-    // Subtract the nearest quarter turn in integers, which is exact.
+    // Subtract the nearest multiple of a quarter turn. Integer arithmetic makes this exact.
     let quarter = (turn + (1 << 21)) >> 22;
     let rest = turn as i32 - (quarter << 22) as i32;
     let angle = rest as f32 * (FRAC_PI_2 / (1 << 22) as f32);

@@ -58,7 +58,7 @@ impl TableError {
     }
 
     /// Converts an error of the CSV reader into an I/O error or an error about malformed CSV. `row` is the row that was
-    /// being read; `None`: the header.
+    /// being read, or `None` for the header.
     pub(super) fn csv(path: &Path, row: Option<usize>, error: &csv::Error) -> Self {
         match (error.kind(), row) {
             (csv::ErrorKind::Io(error), _) => Self::io(path, error),

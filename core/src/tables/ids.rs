@@ -4,7 +4,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, downcast_integer_array};
 use arrow_schema::DataType;
 
-/// The identifier in row `row` of `column`. The error is the end of a sentence that starts with the name of the column.
+/// The identifier in row `row` of `column`. An error text lacks its subject: the caller puts the column name before it.
 pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
         return Err("is null, wanted an identifier".to_owned());
@@ -28,8 +28,8 @@ fn text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| hexadecimal(bytes), str::to_owned)
 }
 
-/// Writes bytes, such as digests and UUIDs, as hexadecimal digits. Different bytes give different texts, unlike a lossy
-/// conversion to UTF-8.
+/// Writes bytes, such as digests and UUIDs, as hexadecimal digits. Different bytes always give different texts, which a
+/// lossy conversion to UTF-8 would not guarantee.
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }

@@ -19,8 +19,8 @@ pub const LATITUDE_NAMES: &[&str] = &["lat", "latitude"];
 pub const LONGITUDE_NAMES: &[&str] = &["lon", "lng", "long", "longitude"];
 
 /// Column names from the configuration, such as `shards.id_column`. A configured name must match exactly, with one
-/// exception: the default, which is the first of the accepted names. If no column has exactly the default name, any
-/// accepted name matches. With `None`, any accepted name matches.
+/// exception: if it is the default (the first of the accepted names) and no column has exactly this name, any accepted
+/// name matches. If a field is `None`, any accepted name matches.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ColumnNames<'a> {
     /// Name of the id column.
@@ -40,7 +40,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Finds the columns in the header of a file. The id column is searched only if `with_ids` is true.
+    /// Finds the columns in the header of a file. Looks for the id column only if `with_ids` is true.
     pub(super) fn find(
         path: &Path,
         header: &[String],
@@ -52,7 +52,7 @@ impl Columns {
             [column] => Ok(column),
             [] => Err(missing(path, header, what, accepted, given)),
             ref several => {
-                let reason = format!("{} of them could be `{}`, wanted one", several.len(), accepted[0]);
+                let reason = format!("{} columns could be `{}`, wanted one", several.len(), accepted[0]);
                 Err(TableError::file(path, format!("columns are {header:?}: {reason}")))
             }
         };
@@ -75,9 +75,9 @@ impl Columns {
     }
 }
 
-/// Positions of the matching columns of `header`. If `given` is a name, these are the columns with exactly this name.
-/// If `given` is `None`, or if it is the first accepted name and no column has exactly this name, these are the columns
-/// with any accepted name, in the order of `accepted`.
+/// Positions of the matching columns of `header`. If `given` is a name, the columns with exactly this name match. If
+/// `given` is `None`, the columns with any accepted name match, ignoring case, in the order of `accepted`. The same
+/// holds if `given` is the first accepted name and no column has exactly this name.
 pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
     let columns = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..header.len()).filter(|column| matches(&header[*column])).collect()

@@ -42,7 +42,7 @@ pub struct TableReader {
     path: PathBuf,
     header: Vec<String>,
     columns: Columns,
-    /// Whether each column holds text: for CSV judged by the rows read so far, for Parquet by the type of the column.
+    /// Whether each column holds text. For CSV, the rows read so far decide this; for Parquet, the type of the column.
     is_text: Vec<bool>,
     rows: RowSource,
     /// Number of the next row.
@@ -81,8 +81,8 @@ impl TableReader {
         self.columns.id.is_some()
     }
 
-    /// Names of the text columns that are not read. In a CSV file, only the rows read so far decide whether a column
-    /// holds text.
+    /// Names of the text columns that are not read. In a CSV file, whether a column holds text is decided
+    /// only from the rows read so far.
     pub fn other_text(&self) -> Vec<String> {
         let other = (0..self.header.len()).filter(|column| self.is_text[*column] && self.columns.is_unused(*column));
         other.map(|column| self.header[column].clone()).collect()
@@ -202,7 +202,7 @@ fn parquet_row(batch: &RecordBatch, row: usize, header: &[String], columns: Colu
 /// Builds a place, or says which coordinate is out of range.
 fn place(latitude: f64, longitude: f64) -> Result<Place, String> {
     for (what, value, limit) in [("latitude", latitude, 90.0), ("longitude", longitude, 180.0)] {
-        // The test is not `value < -limit || value > limit`, because this would accept NaN.
+        // The test is not `value < -limit || value > limit`, because that test would accept NaN.
         if !(-limit..=limit).contains(&value) {
             return Err(format!("{what} is {value}, wanted -{limit} to {limit}"));
         }

@@ -7,7 +7,7 @@ use super::names::ColumnNames;
 use super::reader::TableReader;
 use crate::geo::Place;
 
-/// A table in memory: the place of every row and, if ids were requested and the table has an id column, its id.
+/// A table in memory: the places of all rows, and their ids if ids were requested and the table has an id column.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     /// The id of each row; `None` if ids were not requested or the table has no id column.

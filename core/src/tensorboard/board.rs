@@ -149,9 +149,9 @@ impl Board {
         let record = frame(&Event { wall_time, step, content: Some(content) }.encode_to_vec());
         let written = self.file.write_all_at(&record, self.bytes);
         if written.is_err() {
-            // Cut off the partly written record. The next record is written at the same position, and if it is shorter,
-            // the end of the partial record would otherwise follow it. If the cut fails and no record follows, the next
-            // resume removes the partial record.
+            // Cut off the partly written record, because the next record is written at the same position. If the next
+            // record were shorter, the end of the partial record would remain after it. If the cut fails and no record
+            // follows, the next resume removes the partial record.
             let _ = self.file.set_len(self.bytes);
         }
         written.map_err(FileError::at(&self.path))?;

@@ -26,7 +26,8 @@ pub enum BoardError {
         path: PathBuf,
         /// The step to be written.
         got: u64,
-        /// The smallest step that may be written: the last step written, or the step after the checkpoint.
+        /// The smallest step that may be written: the last step written or, before the first write, the step after the
+        /// checkpoint.
         want: u64,
     },
 }

@@ -96,7 +96,7 @@ pub(super) struct PluginData {
 
 impl SummaryMetadata {
     /// Metadata that makes a TensorBoard plugin show a value. `content` is the encoded message of the plugin. A message
-    /// with version 0 and no other fields encodes to no bytes.
+    /// with version 0 and no other fields is empty when encoded.
     pub(super) fn of(plugin: &str, content: Vec<u8>, data_class: i32) -> Self {
         Self { plugin_data: Some(PluginData { plugin_name: plugin.to_owned(), content }), data_class }
     }
@@ -138,7 +138,7 @@ impl TensorProto {
         Self { string_val, ..Self::shaped(TYPE_STRING, &sizes) }
     }
 
-    /// A matrix of three columns.
+    /// A matrix with three columns.
     pub(super) fn triples(rows: &[[f64; 3]]) -> Self {
         Self { double_val: rows.concat(), ..Self::shaped(TYPE_DOUBLE, &[rows.len(), 3]) }
     }

@@ -9,7 +9,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// A histogram with one bucket per count. The buckets have equal width and reach from `lowest` to `highest`.
+    /// A histogram with one bucket for each of `counts`. The buckets have equal width and reach from `lowest` to
+    /// `highest`.
     ///
     /// If `lowest` equals `highest`, all buckets have zero width and the last bucket gets the sum of the counts, as the
     /// plugin does for a constant. The histogram is empty if there are no counts, if a bound is not finite, or if

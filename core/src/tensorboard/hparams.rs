@@ -52,10 +52,10 @@ pub enum Hyperparameter {
 pub struct Hyperparameters {
     /// Names and values.
     pub values: BTreeMap<String, Hyperparameter>,
-    /// Names of the hyperparameters to show first. By default the page shows only five columns.
+    /// Names of the hyperparameters to show first. By default TensorBoard's HPARAMS page shows only five columns.
     pub shown_first: Vec<String>,
-    /// Tags of the scalars whose last values are the results of the run. By default the page shows only the first five
-    /// tags.
+    /// Tags of the scalars whose last values are the results of the run. By default TensorBoard's HPARAMS page shows
+    /// only the first five tags.
     pub metrics: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl Hyperparameters {
                 Hyperparameter::Text(_) => TYPE_STRING,
                 Hyperparameter::Flag(_) => TYPE_BOOL,
             };
-            // The page shows the columns marked `differs` first, and sorts the other columns by name.
+            // TensorBoard's HPARAMS page shows the columns marked `differs` first, and sorts the other columns by name.
             HparamInfo { name: name.clone(), kind, differs: self.shown_first.contains(name) }
         };
         let metric = |tag: &String| MetricInfo { name: Some(MetricName { tag: tag.clone() }) };

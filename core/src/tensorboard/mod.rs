@@ -3,15 +3,15 @@
 //!
 //! The modules and types in reading order:
 //! - [`Board`]: opens the folder of a run and writes scalars, text, histograms and pictures.
-//! - [`SteadyBoard`]: the same while a run trains, without errors that would end the run.
+//! - [`SteadyBoard`]: a [`Board`] for training, which logs its errors instead of ending the run.
 //! - [`Histogram`]: buckets and their counts.
 //! - [`Hyperparameters`]: the settings of a run, for the HPARAMS page.
 //! - `event`: the protobuf messages.
 //! - `record`: the TFRecord framing of messages in a file.
 //! - `resume`: trims the event files of earlier attempts when a run resumes.
 //!
-//! Invariants: steps never decrease within a file. However the earlier attempts of a run ended, training records no
-//! value twice for the same step. Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`,
+//! Invariants: steps never decrease within a file. Training records no value twice for the same step, no matter how the
+//! earlier attempts of a run ended. Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`,
 //! `lib/io/record_writer.h`.
 
 mod board;

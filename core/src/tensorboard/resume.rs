@@ -17,7 +17,7 @@ use crate::files::FileError;
 
 /// Prefix of the name of every event file.
 pub(super) const PREFIX: &str = "events.out.tfevents.";
-/// Size of the data in the first record of a file: a wall time and `brain.Event:2`.
+/// Bytes of data in the first record of a file, which holds a wall time and the text `brain.Event:2`.
 pub(super) const FIRST_RECORD_BYTES: u64 = 24;
 
 /// The event files of a folder, sorted by name. The file with the hyperparameters is left out, because it has no steps.
@@ -34,10 +34,10 @@ pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     Ok(paths)
 }
 
-/// The part at the start of a file that is kept.
+/// The part of an event file that is kept, from the start of the file.
 #[derive(Debug, PartialEq, Eq)]
 struct KeptPrefix {
-    /// Length of the kept part.
+    /// Length of the kept part, in bytes.
     bytes: u64,
     /// Number of records in the kept part, not counting the first record of the file.
     records: u64,

@@ -8,7 +8,7 @@ use super::board::Board;
 use super::error::BoardError;
 use super::hparams::Hyperparameters;
 
-/// The event files of a run while it trains.
+/// The event files of a run during training.
 #[derive(Debug)]
 pub struct SteadyBoard {
     folder: PathBuf,
@@ -39,7 +39,7 @@ impl SteadyBoard {
         match self.try_write(write) {
             Ok(()) if self.is_broken => {
                 self.is_broken = false;
-                tracing::info!("{}: TensorBoard's files are written again", self.folder.display());
+                tracing::info!("{}: TensorBoard's files can be written again", self.folder.display());
             }
             Ok(()) => {}
             Err(error) => {

@@ -111,8 +111,8 @@ impl RunFolder {
     }
 
     /// Removes all checkpoints except the last `keep`, the one with the highest score, and those that an evaluation is
-    /// reading. A later commit removes the latter. Damaged checkpoints are neither counted nor removed. Returns the
-    /// names of the removed checkpoints.
+    /// reading. A later commit removes a checkpoint whose evaluation has ended. Damaged checkpoints are neither counted
+    /// nor removed. Returns the names of the removed checkpoints.
     fn prune(&self) -> Result<Vec<String>, LaunchError> {
         let present = scan::present(&self.path)?;
         let scores: Vec<_> = present.iter().map(|manifest| (manifest.step, manifest.score)).collect();
@@ -129,7 +129,7 @@ impl RunFolder {
         Ok(pruned)
     }
 
-    /// Removes a folder that is not a checkpoint. If this fails, logs a warning. [`RunFolder::clean`] removes the
+    /// Removes a folder that is not a checkpoint. If this fails, logs a warning, and [`RunFolder::clean`] removes the
     /// folder later.
     pub(super) fn remove_or_warn(&self, folder: &Path) {
         if let Err(error) = self.files.remove_folder(folder)
@@ -184,6 +184,6 @@ mod tests {
         assert_eq!(to_remove(&checkpoints, 1), [10, 30, 40]);
         assert_eq!(to_remove(&checkpoints, 9), Vec::<u64>::new());
         assert_eq!(to_remove(&checkpoints[2..3], 1), Vec::<u64>::new());
-        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "wrong step kept in a tie");
+        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "equal scores: wrong one kept");
     }
 }

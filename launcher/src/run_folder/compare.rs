@@ -9,8 +9,8 @@ use toml::{Table, Value};
 /// Sections that must not change within a run.
 const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
-/// Fields of other sections that must not change within a run. [`is_fixed`] adds the fields that name the columns of
-/// the shards.
+/// Fields of all other sections that must not change within a run. [`is_fixed`] adds the fields that name the columns
+/// of the shards.
 const FIXED_FIELDS: [&str; 7] = [
     "train.seed",
     "train.global_batch",
@@ -24,9 +24,9 @@ const FIXED_FIELDS: [&str; 7] = [
 /// Differences between two configurations, one line per field.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Fields that must not change, with the new value and the value of the run.
+    /// Changed fields that must not change, with the new value and the value of the run.
     pub(super) refused: Vec<String>,
-    /// Other fields, with the previous and the new value.
+    /// Changed fields that may change, with the previous and the new value.
     pub(super) allowed: Vec<String>,
 }
 
@@ -56,12 +56,12 @@ fn is_automatic_width(key: &str, values: [&Value; 2]) -> bool {
     key == "model.embedding_width" && values.iter().any(|value| value.as_str() == Some("auto"))
 }
 
-/// The dotted key and the value of every field, in the order in which the structs define the fields. The value "auto"
-/// of `train.warmup_steps` is replaced by the number of steps.
+/// The dotted key and the value of every field, in the order in which the structs define the fields. If
+/// `train.warmup_steps` is "auto", the resulting number of warm-up steps takes its place.
 fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
     let mut config = config.clone();
     config.train.warmup_steps = AutoOr::Value(config.train.warmup_steps());
-    let table = Table::try_from(&config).expect("a checked configuration is plain TOML values");
+    let table = Table::try_from(&config).expect("a checked configuration contains only plain TOML values");
     let mut found = Vec::new();
     for (section, fields) in table {
         for (field, value) in fields.as_table().cloned().unwrap_or_default() {

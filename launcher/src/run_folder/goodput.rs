@@ -1,7 +1,8 @@
 //! Measures the [`Goodput`] of a run.
 //!
 //! At each heartbeat of rank 0, the launcher adds the time since the previous sample to the total of the activity that
-//! rank 0 was in. The code is pure: the caller passes the time. The time between two launchers of a run does not count.
+//! rank 0 was doing. The code is pure: the caller passes the time. The time between the end of one launcher of a
+//! run and the start of the next launcher does not count.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub(super) struct GoodputClock {
 }
 
 impl GoodputClock {
-    /// Starts the clock of a launcher at the time `now`. `before` is the result of earlier launchers of the run.
+    /// Starts the clock of a launcher at the time `now`. `before` is the goodput of the run's earlier launchers.
     pub(super) fn new(before: Goodput, now: Duration) -> Self {
         Self { spent: before, sink: TimeSink::Start, sampled_at: now, uncommitted: BTreeMap::new() }
     }
@@ -77,7 +78,7 @@ impl GoodputClock {
         self.sink = TimeSink::Restart;
     }
 
-    /// The result up to the last sample.
+    /// The goodput of the run up to the last call of [`Self::sample`].
     pub(super) fn spent(&self) -> Goodput {
         self.spent
     }

@@ -54,7 +54,7 @@ impl RunFolder {
         }
         let path = self.path.join(EVENTS);
         let line = Line { unix_s: unix_s(SystemTime::now()), event, details };
-        let line = serde_json::to_string(&line).expect("the details of an event are plain data");
+        let line = serde_json::to_string(&line).expect("the details of an event can be written as JSON");
         let append = || -> std::io::Result<()> {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
             // A launcher that was killed may have left an incomplete line. In this case, begin a new line.
@@ -70,8 +70,8 @@ impl RunFolder {
         append().map_err(LaunchError::at(&path))
     }
 
-    /// Appends an event like [`RunFolder::event`], but only logs a warning on an error, because a run must not end when
-    /// its events cannot be written. Several errors in a row cause one warning.
+    /// Appends an event with [`RunFolder::event`]. An error is only logged as a warning, because a run must not end
+    /// when its events cannot be written. Several errors in a row cause one warning.
     pub fn note(&self, event: &str, details: &impl Serialize) {
         match self.event(event, details) {
             Ok(()) => self.events_failed.store(false, Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! The lock of a run, on the file `lock` in its folder, and the lock of a checkpoint that is being evaluated, on its
+//! The lock of a run is on the file `lock` in its folder. The lock of a checkpoint that is being evaluated is on its
 //! manifest. Both are kernel locks (`flock`), which the kernel releases when the process ends, even if the process was
 //! killed.
 
@@ -40,8 +40,8 @@ impl RunLock {
         }
     }
 
-    /// Takes the lock. If an evaluation holds the lock, waits, because it releases the lock after a moment. If any
-    /// other launcher holds the lock, fails with an error that names that launcher.
+    /// Takes the lock. If another process holds the lock, fails with an error that names the holder. If the holder is
+    /// an evaluation, first waits for a few seconds, because an evaluation holds the lock only for a moment.
     pub fn take(run: &Path) -> Result<Self, LaunchError> {
         let began = Instant::now();
         loop {
@@ -104,14 +104,15 @@ pub struct CheckpointUse {
 }
 
 impl CheckpointUse {
-    /// Protects the checkpoint in `folder` from being removed. Returns `None` if it is being removed or was removed.
+    /// Protects the checkpoint in `folder` from being removed. Returns `None` if the checkpoint is being removed or was
+    /// removed.
     pub fn share(folder: &Path) -> Option<Self> {
         let used = Self::lock(folder, FlockArg::LockSharedNonblock)?;
         // The checkpoint may have been removed before it was locked.
         folder.join(CHECKPOINT_MANIFEST).exists().then_some(used)
     }
 
-    /// Locks a checkpoint in order to remove it. Returns `None` if another process reads it.
+    /// Locks a checkpoint in order to remove it. Returns `None` if another process is reading the checkpoint.
     pub(super) fn claim(folder: &Path) -> Option<Self> {
         Self::lock(folder, FlockArg::LockExclusiveNonblock)
     }

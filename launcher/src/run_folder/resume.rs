@@ -21,8 +21,9 @@ pub struct ResumePoint {
 }
 
 impl RunFolder {
-    /// Removes leftovers of crashes and finds the newest whole checkpoint. Sets aside the damaged checkpoints that are
-    /// newer. Fails if the run had checkpoints but none of them is whole, so that a run never silently starts over.
+    /// Removes leftovers of crashes and finds the newest whole checkpoint. Sets aside damaged checkpoints that are
+    /// newer than this one. Fails if the run had checkpoints but none of them is whole, so that a run never silently
+    /// starts over.
     pub fn resume_point(&self) -> Result<ResumePoint, LaunchError> {
         self.clean()?;
         let mut set_aside = Vec::new();
@@ -45,9 +46,9 @@ impl RunFolder {
         Ok(ResumePoint { checkpoint, best_score: scores.reduce(f64::max), set_aside })
     }
 
-    /// Removes parts that were never committed, checkpoints whose removal was interrupted, and files that were not
-    /// completely written. The caller must make sure that no worker of the run is alive. No other launcher can be
-    /// writing these files, because this process holds the lock.
+    /// Removes parts of checkpoints that were never committed, checkpoints whose removal was interrupted, and files
+    /// that were not completely written. The caller must make sure that no worker of the run is alive. No other
+    /// launcher can be writing these files, because this process holds the lock.
     pub fn clean(&self) -> Result<(), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -33,7 +33,7 @@ pub enum Depth {
 /// Result of checking a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Condition {
-    /// All files match the manifest, to the [`Depth`] of the check.
+    /// All files match the manifest. [`Depth`] says what was compared.
     Whole(CheckpointManifest),
     /// The checkpoint is damaged, for this reason.
     Damaged(String),
@@ -62,7 +62,7 @@ pub struct CheckpointRow {
     pub state: &'static str,
     /// Why the checkpoint is damaged.
     pub reason: Option<String>,
-    /// Total length of the files, or 0 if the checkpoint is damaged.
+    /// Total length of the files in bytes, or 0 if the checkpoint is damaged.
     pub bytes: u64,
     /// Validation score, if it was measured at this step.
     pub score: Option<f64>,
@@ -137,14 +137,14 @@ fn examine_once(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     }
 }
 
-/// The one field that the manifests of all versions have.
+/// The only field that every version of the manifest has.
 #[derive(Deserialize)]
 struct ManifestFormat {
     format: u64,
 }
 
-/// Reads the manifest of a checkpoint. The exit code `Corrupt` of this function, of `check_manifest` and of
-/// `check_file` means that the checkpoint is damaged. An error with any other code does not mean damage.
+/// Reads the manifest of a checkpoint. If this function, `check_manifest` or `check_file` fails with the exit code
+/// `Corrupt`, the checkpoint is damaged. An error with any other code does not mean damage.
 fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
     let path = folder.join(CHECKPOINT_MANIFEST);
     let io = LaunchError::at(&path);

@@ -1,5 +1,5 @@
-//! `RUN/status.json`: what a run is doing. The launcher replaces the file about once a second while it trains, and
-//! `status` reads it, also on another machine that sees the folder.
+//! `RUN/status.json`: what a run is doing. The launcher replaces the file about once a second during training. The verb
+//! `status` reads the file, also on another machine that can access the folder.
 //!
 //! The file is replaced atomically but not synced: after a power loss, an old or missing file does no harm. The file
 //! also carries the [`Goodput`] of a run from one launcher to the next.
@@ -21,14 +21,15 @@ const STATUS: &str = "status.json";
 /// Shortest time between two writes of the file.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Age of the file from which `status` says that it was not updated, seconds.
+/// If `status.json` is older than this many seconds, `status` says that the file was not updated.
 const STALE_S: f64 = 10.0;
 
-/// Age of the file from which a launcher on another machine counts as vanished, seconds. A launcher may not write the
-/// file for minutes while it checks a large checkpoint.
+/// A launcher on another machine counts as vanished if `status.json` is older than this many seconds. The limit is long
+/// because a launcher does not write the file while it checks a large checkpoint, which can take minutes.
 const VANISHED_S: f64 = 300.0;
 
-/// Age of the file from which a launcher on this machine counts as vanished if its process does not exist, seconds.
+/// A launcher on this machine counts as vanished if its process does not exist and `status.json` is older than this
+/// many seconds.
 const GONE_S: f64 = 2.0;
 
 /// What a run is doing, or how it ended.
@@ -48,7 +49,7 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// The name, as in JSON.
+    /// The name of the state, as written in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -65,9 +66,9 @@ impl RunState {
 pub struct WorkerStatus {
     /// Rank of the worker.
     pub rank: u32,
-    /// Phase in its last heartbeat; `start` before the first.
+    /// Phase in the worker's last heartbeat; `start` before the first heartbeat.
     pub phase: WorkPhase,
-    /// Step in its last heartbeat; 0 before the first step.
+    /// Step in the worker's last heartbeat; 0 before the first step.
     pub step: u64,
     /// Mean times per step over twenty steps or more; `None` until that many steps are done.
     pub times: Option<StepTimes>,
@@ -131,7 +132,7 @@ impl RunStatus {
         if self.state == RunState::Running && is_gone { RunState::Vanished } else { self.state }
     }
 
-    /// Whether the status says that the run is running, but was not updated for some time.
+    /// Whether the status says that the run is running, but the file was not updated for some time.
     pub fn is_stale(&self, now: SystemTime) -> bool {
         self.state == RunState::Running && self.age_s(now) > STALE_S
     }
@@ -183,8 +184,8 @@ impl StatusKeeper {
         (Self { path, status, clock, began, written_at, global_batch, has_warned, stragglers }, vanished)
     }
 
-    /// Records that an attempt begins. `checkpoint` is the step of the checkpoint that it resumes from; `None` if it
-    /// begins at the first step.
+    /// Records that an attempt begins. `checkpoint` is the step of the checkpoint that the attempt resumes from; `None`
+    /// if it begins at the first step.
     pub fn begin(&mut self, attempt: u32, restarts: u32, checkpoint: Option<u64>, workers: usize) {
         let start = |rank| WorkerStatus { rank: rank as u32, phase: WorkPhase::Start, step: 0, times: None };
         self.status.workers = (0..workers).map(start).collect();

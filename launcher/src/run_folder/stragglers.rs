@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 /// Steps over which times are averaged.
 const WINDOW_STEPS: u64 = 20;
 
-/// A worker is slow if its work takes more than this many times as long as that of the median worker.
+/// A worker is slow if its working time per step is more than this many times the median of all workers.
 const SLOW_RATIO: f64 = 1.5;
 
-/// Smaller differences from the median are noise, milliseconds.
+/// Differences from the median below this many milliseconds are noise.
 const SLOW_MS_MIN: f64 = 2.0;
 
-/// A worker is named after this many slow windows in a row.
+/// A worker is reported after it was slow in this many windows in a row.
 const SLOW_WINDOWS: u32 = 3;
 
 /// Mean times of a worker per step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct StepTimes {
-    /// Waiting for data, milliseconds.
+    /// Time spent waiting for data, milliseconds.
     pub data_ms: f64,
-    /// Computing, milliseconds.
+    /// Time spent computing, milliseconds.
     pub step_ms: f64,
-    /// Waiting for other workers, milliseconds.
+    /// Time spent waiting for other workers, milliseconds.
     pub collective_ms: f64,
 }
 
@@ -43,7 +43,7 @@ struct RankWindow {
     slow_windows: u32,
 }
 
-/// The times of all workers of an attempt in the current window of steps.
+/// The time measurements of all workers of an attempt in the current window of steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stragglers {
     ranks: Vec<RankWindow>,
@@ -54,7 +54,7 @@ pub(super) struct Stragglers {
 pub(super) struct WindowTimes {
     /// One entry per rank.
     pub(super) ranks: Vec<StepTimes>,
-    /// A rank that has now been slow in [`SLOW_WINDOWS`] windows in a row, and the ratio of its time to the median.
+    /// A rank that has been slow in the last [`SLOW_WINDOWS`] windows, and the ratio of its time to the median.
     pub(super) slow: Option<(usize, f64)>,
 }
 

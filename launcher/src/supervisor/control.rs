@@ -69,7 +69,7 @@ async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Noti
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
                     GangEvent::Garbled { rank, reason: error.to_string() }
                 }
-                // A broken socket counts as closed. The worker's exit status will tell the reason.
+                // A broken socket counts as closed. The worker's exit status will show the reason.
                 Err(_) => break,
             };
             let _ = events.send(Notice::Happened(event)).await;
@@ -80,7 +80,7 @@ async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Noti
         while let Some(message) = outbox.recv().await {
             let bytes = serde_json::to_vec(&message).expect("messages to workers are plain data");
             if sink.send(Bytes::from(bytes)).await.is_err() {
-                // The worker has closed its socket. Its exit status will tell the reason.
+                // The worker has closed its socket. Its exit status will show the reason.
                 break;
             }
         }

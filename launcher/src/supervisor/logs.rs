@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 /// How long a line waits for the same line from other ranks before it is shown.
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// Largest number of lines that wait for other ranks.
+/// Largest number of lines that may wait at once for the same line from other ranks.
 const WAITING_MAX: usize = 64;
 
-/// Size of the pieces in which the newest part of a log is moved.
+/// When the middle of a log is removed, its newest lines are copied towards the beginning in pieces of this many bytes.
 const PIECE_BYTES: usize = 1 << 16;
 
 /// Joins identical lines of several ranks.
@@ -31,7 +31,7 @@ struct SharedLine {
 }
 
 impl SharedLines {
-    /// No lines yet, for a gang of `ranks` ranks.
+    /// Starts without lines, for a gang of `ranks` ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self { ranks, waiting: VecDeque::new() }
     }
@@ -48,12 +48,12 @@ impl SharedLines {
         }
     }
 
-    /// When [`SharedLines::due`] must be called if no further line arrives. `None` if no line waits.
+    /// The time at which [`SharedLines::due`] must be called if no further line arrives. `None` if no line waits.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting.front().map(|line| line.show_at)
     }
 
-    /// Removes the lines that need not wait any longer at the time `now`, and returns the text to show.
+    /// Removes the lines that are due at the time `now`, and returns the text to show.
     pub(super) fn due(&mut self, now: Instant) -> Vec<String> {
         let mut shown = Vec::new();
         while let Some(first) = self.waiting.front() {
@@ -99,10 +99,10 @@ pub struct CappedLog {
     bytes_max: u64,
     /// Number of bytes cut so far.
     cut: u64,
-    /// Length of the line about the gap.
+    /// Length in bytes of the line at the gap, which says how many bytes were cut.
     note_bytes: u64,
-    /// Position of the gap: the end of the beginning that is kept, after a whole line. `None` until the log reaches its
-    /// limit.
+    /// Position of the gap, where the kept beginning of the log ends. It is always the end of a line. `None` until the
+    /// log reaches its limit.
     kept_until: Option<u64>,
 }
 
@@ -124,8 +124,8 @@ impl CappedLog {
         Ok(())
     }
 
-    /// Removes the middle of the log: keeps the beginning, writes a line about the gap after it, and moves the newest
-    /// lines there. The newest lines take a quarter of the limit.
+    /// Removes the middle of the log. Keeps the beginning, then writes a line about the gap, and moves the newest lines
+    /// to just after that line. The newest lines take a quarter of the limit.
     fn cut_middle(&mut self) -> io::Result<()> {
         let gap = match self.kept_until {
             Some(end) => end,
@@ -136,15 +136,16 @@ impl CappedLog {
         if from == gap {
             return Ok(());
         }
-        // The removed part includes the previous line about the gap, which is not output of the worker.
+        // The removed part includes the note that the previous cut wrote into the log. The worker did not write this
+        // note, so its bytes are not counted.
         self.cut += (from - gap).saturating_sub(self.note_bytes);
         let note = format!("... {} bytes were cut here: supervise.log_bytes_max is {}\n", self.cut, self.bytes_max);
         self.file.write_all_at(note.as_bytes(), gap)?;
         self.note_bytes = note.len() as u64;
         let mut to = gap + self.note_bytes;
         let mut piece = vec![0; PIECE_BYTES];
-        // Copy piece by piece from the front. The newest lines move towards the beginning, so their old and new places
-        // may overlap.
+        // The newest lines move towards the beginning of the file, and their old and new places may overlap. So copy
+        // piece by piece, first piece first.
         while from < self.bytes {
             let count = usize::try_from(self.bytes - from).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
             self.file.read_exact_at(&mut piece[..count], from)?;

@@ -25,7 +25,7 @@ const DISK_WARNING: Duration = Duration::from_secs(30);
 pub trait GangObserver: Send {
     /// A worker wrote a line to stdout or stderr.
     fn line(&mut self, _rank: usize, _line: &str) {}
-    /// Whether the lines are also shown on the terminal.
+    /// Whether the lines of the workers are also shown on the terminal.
     fn shows_lines(&self) -> bool {
         true
     }
@@ -94,7 +94,7 @@ impl Observations {
         self.queue.push(Observation::Commit(parts));
     }
 
-    /// Lets the observer's thread end once it has handled everything.
+    /// Closes the queue. The observer's thread ends once it has handled all items.
     pub(super) fn close(&self) {
         self.queue.close();
     }
@@ -158,10 +158,12 @@ impl DiskWatch {
         Self { handled: 0, stuck: Duration::ZERO, looked_at: Instant::now(), has_warned: false }
     }
 
-    /// Looks at the observer. Must be called every [`TICK`]. Logs a warning once the observer has been working on the
-    /// same item for [`DISK_WARNING`]. Returns whether it has been working on this item for longer than `limit`.
+    /// Checks the progress of the observer. Must be called every [`TICK`]. Logs a warning once the observer has been
+    /// working on the same item for [`DISK_WARNING`]. Returns whether the observer has been working on this item for
+    /// longer than `limit`.
     pub(super) fn is_stuck(&mut self, observations: &Observations, limit: Duration) -> bool {
-        // If this process was stopped for a while, the observer was stopped as well. So count at most two ticks.
+        // If this process was stopped for a while, the observer was stopped as well. That time must not count, so count
+        // at most two ticks.
         let passed = self.looked_at.elapsed().min(2 * TICK);
         self.looked_at = Instant::now();
         let handled = observations.handled.load(Ordering::Relaxed);

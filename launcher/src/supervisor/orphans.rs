@@ -28,7 +28,7 @@ fn ended_children(proc: &Path, parent: u32) -> Vec<u32> {
     let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let is_wanted = |pid: &u32| {
-        // The format is `PID (NAME) STATE PARENT ...`. The name may contain `) `, so split at the last one.
+        // The format is `PID (NAME) STATE PARENT ...`. The name may contain `) `, so split at the last `) `.
         let stat = std::fs::read_to_string(proc.join(pid.to_string()).join("stat")).unwrap_or_default();
         let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         fields.next() == Some("Z") && fields.next().and_then(|field| field.parse().ok()) == Some(parent)
@@ -56,8 +56,8 @@ mod tests {
         while !(ended().contains(&orphan) && ended().contains(&worker.id())) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Other tests in this process may also have children that have ended. Pass them as workers, so that only the
-        // orphan is collected.
+        // Other tests in this process may also have children that have ended. Pass these children as workers, so that
+        // only the orphan is collected.
         let others: Vec<u32> = ended().into_iter().filter(|pid| *pid != orphan).collect();
         collect(&others);
         assert!(!ended().contains(&orphan), "the orphan is still a zombie");

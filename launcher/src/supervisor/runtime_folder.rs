@@ -1,9 +1,10 @@
-//! The folder of a launcher's control socket. Its name is `locdiff-` and random characters. It lies in the first base
-//! folder that can be used: `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`. Only the user of the launcher can access it.
+//! The folder of a launcher's control socket. The name of the folder is `locdiff-` and random characters. The folder
+//! lies in the first base folder that can be used: `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`. Only the user of the
+//! launcher can access it.
 //!
 //! The name is random because process ids are not unique: launchers in two containers may share a base folder and have
-//! equal process ids. A launcher holds a kernel lock on a file in its folder for as long as it uses the folder, so a
-//! folder whose lock is free was left behind by a launcher that was killed. The next launcher removes such folders.
+//! equal process ids. While a launcher uses its folder, it holds a kernel lock on a file in the folder. If
+//! the lock is free, the launcher was killed and left the folder behind. The next launcher removes such folders.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -23,8 +24,8 @@ const SOCKET: &str = "control";
 /// Length of the longest socket path that the kernel accepts, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// How many times to create a folder in one base folder. Another launcher may take a new folder for a stale one, and
-/// remove it before this launcher has locked it.
+/// How many times to try to create a folder in one base folder. A try fails if another launcher mistakes the new folder
+/// for a stale one and removes it before this launcher has locked it.
 const TRIES: usize = 3;
 
 /// The socket that workers connect to, in a folder of its own. Dropping a `ControlSocket` removes the folder.
@@ -87,8 +88,8 @@ impl ControlSocket {
     }
 }
 
-/// Creates and locks the lock file of a new folder. Returns `None` if another launcher has taken the folder for a stale
-/// one.
+/// Creates and locks the lock file of a new folder. Returns `None` if another launcher mistakes the folder for a stale
+/// one, and locks or removes it first.
 fn lock(folder: &Path) -> io::Result<Option<Flock<File>>> {
     let path = folder.join(LOCK);
     let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     fn folders(base: &Path) -> usize {
-        std::fs::read_dir(base).expect("the base can be read").count()
+        std::fs::read_dir(base).expect("the base folder can be read").count()
     }
 
     fn bind(bases: &[&Path]) -> Result<ControlSocket, LaunchError> {
@@ -139,7 +140,7 @@ mod tests {
         let long = base.path().join("x".repeat(100));
         std::fs::create_dir(&long).expect("the folder is writable");
         let socket =
-            bind(&[Path::new("/nowhere"), Path::new("/proc"), &long, base.path()]).expect("the last one works");
+            bind(&[Path::new("/nowhere"), Path::new("/proc"), &long, base.path()]).expect("the last base works");
         assert_eq!(socket.path().parent().and_then(Path::parent), Some(base.path()));
         let mode = std::fs::metadata(socket.folder.path()).expect("the folder exists").mode();
         assert_eq!(mode & 0o777, 0o700, "others can access the folder");
@@ -166,7 +167,7 @@ mod tests {
         let live = bind(&[base.path()]).expect("the base can be used");
         let second = bind(&[base.path()]).expect("two launchers do not collide");
         assert!(!stale.exists(), "the stale folder was not removed");
-        assert!(kept.iter().all(|folder| folder.exists()), "a folder that is not of a launcher was removed");
+        assert!(kept.iter().all(|folder| folder.exists()), "a folder that no launcher has left was removed");
         assert!(live.path().exists() && second.path().exists(), "the folder of a live launcher was removed");
     }
 }

@@ -13,8 +13,8 @@ use crate::error::{LaunchError, reported};
 /// twice: a scheduler signals all processes, and `make` then passes the signal on to its children.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
-/// Blocks SIGINT, SIGTERM and SIGUSR1 until a [`Supervisor`](super::Supervisor) watches them, so that an early signal
-/// is not lost and does not kill the launcher.
+/// Blocks SIGINT, SIGTERM, SIGUSR1 and SIGHUP until a [`Supervisor`](super::Supervisor) handles them, so that an early
+/// signal is not lost and does not kill the launcher.
 pub fn hold_signals() -> anyhow::Result<()> {
     watched().thread_block().context("cannot block signals")
 }
@@ -45,8 +45,8 @@ impl Signals {
             code: None,
             requested_at: None,
         };
-        // The handler stays when its receiver is dropped. So SIGHUP, which comes when the terminal closes, does not end
-        // the launcher. Workers do not inherit handlers.
+        // The handler stays installed when its receiver is dropped. So SIGHUP, which arrives when the terminal closes,
+        // does not end the launcher. Workers do not inherit handlers.
         drop(signal(SignalKind::hangup())?);
         watched().thread_unblock()?;
         Ok(signals)

@@ -114,7 +114,7 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
     if let Some(instance) = &own_instance {
         command.env("CUDA_VISIBLE_DEVICES", instance);
     }
-    // NCCL refuses two ranks on the same GPU of a host, and instances of one GPU count as the same GPU. So give each
+    // NCCL refuses two ranks on the same GPU of a host, and the MIG instances of a GPU count as one GPU. So give each
     // rank a host id of its own.
     if gang.world.share_gpu || own_instance.is_some() {
         command.env("NCCL_HOSTID", format!("locdiff-{}-{rank}", std::process::id()));

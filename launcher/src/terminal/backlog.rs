@@ -1,8 +1,8 @@
 //! A queue between threads that must never wait and one thread that may have to wait, such as a thread that writes to a
 //! terminal.
 //!
-//! There are two ways to add an item. [`Backlog::push`] never drops it. [`Backlog::offer`] drops and counts it if the
-//! queue is full, and from then on until the queue is empty again.
+//! There are two ways to add an item. [`Backlog::push`] never drops the item. If the queue is full, [`Backlog::offer`]
+//! drops and counts the item and all items offered after it, until the queue is empty again.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub struct Backlog<T> {
 #[derive(Debug)]
 struct Queue<T> {
     items: VecDeque<(T, usize)>,
-    /// Size of the offered items in the queue.
+    /// Total size of the items in the queue that were added with [`Backlog::offer`], bytes.
     bytes: usize,
     /// Number of items dropped since the queue was last empty.
     dropped: u64,
@@ -33,7 +33,7 @@ struct Queue<T> {
 pub enum NextItem<T> {
     /// The oldest item.
     Item(T),
-    /// The queue is empty, and this many offered items were dropped before.
+    /// The queue is empty, and this many items have been dropped since the previous `Dropped`.
     Dropped(u64),
     /// The queue is still empty at the deadline.
     Nothing,
@@ -42,7 +42,7 @@ pub enum NextItem<T> {
 }
 
 impl<T> Backlog<T> {
-    /// Creates an empty queue. It holds offered items of at most `bytes_max` bytes in total.
+    /// Creates an empty queue. Items that are added by [`Backlog::offer`] may take up to `bytes_max` bytes in total.
     pub const fn new(bytes_max: usize) -> Self {
         let queue = Queue { items: VecDeque::new(), bytes: 0, dropped: 0, is_busy: false, is_closed: false };
         Self { queue: Mutex::new(queue), changed: Condvar::new(), bytes_max }
@@ -54,11 +54,12 @@ impl<T> Backlog<T> {
         self.changed.notify_all();
     }
 
-    /// Adds an item of `bytes` bytes. If the queue is full, drops and counts the item instead.
+    /// Adds an item of `bytes` bytes. If the queue is full, or has not been empty since it last dropped an item, drops
+    /// and counts the item instead.
     pub fn offer(&self, item: T, bytes: usize) {
         let mut queue = self.lock();
-        // After an item was dropped, drop all further offered items until the queue is empty, so that there is one gap
-        // and not many.
+        // After an item was dropped, drop all further offered items until the queue is empty, so that the output has
+        // one gap instead of many.
         if queue.dropped > 0 || queue.bytes + bytes > self.bytes_max {
             queue.dropped += 1;
         } else {

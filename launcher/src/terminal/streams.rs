@@ -15,8 +15,8 @@ use super::backlog::{Backlog, NextItem};
 /// Largest total size of the lines that wait for the terminal, in bytes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// How long [`write_stdout`] waits for each of the two streams, so that lines on stderr and text on stdout appear in
-/// order if both streams are read.
+/// How long [`write_stdout`] waits for each of the two streams. The wait keeps lines on stderr and text on stdout in
+/// order, if both streams are read.
 const ORDER_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Wait between two tries to write to a full stream that another program has made non-blocking.
@@ -24,13 +24,13 @@ const RETRY: Duration = Duration::from_millis(10);
 
 static STDERR: Backlog<Piece> = Backlog::new(BYTES_MAX);
 static STDOUT: Backlog<String> = Backlog::new(0);
-/// The bar to draw, and whether the thread of stderr already knows that it has changed.
+/// The bar to draw, and whether a [`Piece::Bar`] is already queued for the thread that writes to stderr.
 static BAR: Mutex<(Option<BarState>, bool)> = Mutex::new((None, false));
 /// The first write error of stdout.
 static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
 static STARTED: Once = Once::new();
 
-/// A piece of work for the thread of stderr.
+/// A piece of work for the thread that writes to stderr.
 enum Piece {
     Text(Vec<u8>),
     /// The bar has changed.
@@ -104,8 +104,8 @@ pub(super) fn draw(bar: Option<BarState>) {
 /// Starts the two threads on the first call.
 fn start() {
     STARTED.call_once(|| {
-        // Write to duplicates of the streams, because they have no lock. A thread that is stuck in a write to
-        // `io::stderr()` would hold its lock, and all other users of `io::stderr()` would wait.
+        // Write to duplicates of the streams, because duplicates have no lock. A thread that is stuck in a write to
+        // `io::stderr()` would hold the lock of `io::stderr()`, and all its other users would wait.
         let duplicate = |stream: &dyn AsFd| stream.as_fd().try_clone_to_owned().map(File::from);
         let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
         let (stderr, stdout) = (duplicate(&io::stderr()), duplicate(&io::stdout()));
@@ -146,7 +146,7 @@ fn write_fully(stream: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Stderr and the bar on it.
+/// Stderr and the progress bar that is shown on it.
 struct Screen<W> {
     stream: W,
     bar: Option<ProgressBar>,
@@ -190,7 +190,7 @@ impl<W: Write> Screen<W> {
     }
 }
 
-/// What the bar shows.
+/// The contents of the progress bar.
 #[derive(Debug, Clone)]
 pub(super) struct BarState {
     pub(super) step: u64,

@@ -13,8 +13,8 @@ use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
 
-/// The only degree with a time limit, and the limit for the fast implementation on one core, in microseconds per
-/// location.
+/// The only degree with a time limit, and this limit in microseconds per location. The limit applies to the fast
+/// implementation on one core.
 const LIMIT: (u32, f64) = (47, 3.0);
 
 /// The time limit at `degree`, in microseconds per location. `None` if the degree has no limit.

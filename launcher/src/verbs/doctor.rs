@@ -45,7 +45,7 @@ struct Check {
 /// Result of a check: its level, and the text to print.
 type Finding = (Level, String);
 
-/// Runs all checks. The error names the checks that would keep training from starting.
+/// Runs all checks. If training cannot start because checks have failed, the error names these checks.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = super::resolve(global)?;
@@ -95,7 +95,7 @@ fn machine() -> Finding {
     (Level::Ok, format!("{cores} cores, {memory:.1} GiB memory, Linux {}", kernel.trim()))
 }
 
-/// The value in the line of `/proc/meminfo` that begins with `name`, bytes.
+/// The value in the line of `/proc/meminfo` that begins with `name`, in bytes.
 fn memory_bytes(name: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

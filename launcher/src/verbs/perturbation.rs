@@ -1,5 +1,5 @@
-//! `eval --suite perturbation`: adds noise to the codes of points and measures how far the noise moves the modes. The
-//! table also has the value that the paper publishes.
+//! `eval --suite perturbation`: adds noise to the codes (spherical harmonics) of points and measures how far the noise
+//! moves the mode of each code. The table also has the value that the paper publishes.
 //!
 //! The workers measure blocks of points. The launcher adds up the blocks in a fixed order, so the table does not depend
 //! on the number of workers.
@@ -16,7 +16,7 @@ use crate::supervisor::GangResult;
 
 /// Number of points per degree. With this many points, the standard error of the mean is 0.5 %.
 const POINTS: u32 = 10_000;
-/// The degrees to measure. Each degree has one row in the table.
+/// The degrees of the codes to measure. The table has one row for each degree.
 const DEGREES: [u32; 4] = [23, 47, 63, 95];
 /// The degree for which the paper publishes a mean drift, and this drift in km.
 const PUBLISHED: (u32, f64) = (47, 5.3);

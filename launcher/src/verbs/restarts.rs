@@ -1,8 +1,8 @@
 //! Decides whether a failed job is restarted, and how long to wait before the restart. [`RestartPolicy`] reads no
 //! clock: the caller passes the time.
 //!
-//! docs/OPERATIONS.md has the rules as a table. The first restart happens at once, later ones after growing waits. A
-//! new checkpoint is progress: it refills the budget of restarts and resets the waits.
+//! docs/OPERATIONS.md has the rules as a table. The first restart happens at once. Before each later restart, the wait
+//! is longer. A new checkpoint counts as progress: it resets the number of restarts and the length of the waits.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use crate::supervisor::Supervisor;
 /// The longest wait before a restart.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Two failures that are further apart than this belong to different outages. Reading data is tried for minutes before
-/// it fails.
+/// Two failures that are further apart than this belong to different outages. The limit is long because a worker
+/// retries reading data for minutes before it fails.
 const OUTAGE_GAP: Duration = Duration::from_secs(600);
 
 /// A failed attempt.
@@ -45,11 +45,11 @@ impl FailedAttempt {
 /// What to do after a failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::verbs) enum RestartVerdict {
-    /// Start the workers again after this wait.
+    /// Wait, then start the workers again.
     Restart {
         /// Time to wait.
         wait: Duration,
-        /// Text for the log, such as "restart 1 of 3".
+        /// Text for the log, such as "restart 1 of at most 3 without progress".
         count: String,
     },
     /// End the command. The text is the reason; `None` if the error of the failure is reason enough.
@@ -63,15 +63,15 @@ pub(in crate::verbs) struct RestartPolicy {
     outage_patience: Duration,
     /// The step that was last passed to [`RestartPolicy::begin`].
     began_at_step: u64,
-    /// Highest step of a checkpoint so far. A checkpoint that is written again after damage is no progress.
+    /// Highest step of a checkpoint so far. A checkpoint that replaces a damaged one is not progress.
     best_step: u64,
     /// Restarts since the last new checkpoint, not counting restarts after outages.
     restarts: u32,
-    /// All restarts since the last new checkpoint. The next wait depends on this number.
+    /// Restarts since the last new checkpoint, including restarts after outages. The next wait depends on this number.
     waits: u32,
     /// Times of the first and the last failure of the current outage.
     outage: Option<(Duration, Duration)>,
-    /// All crashes so far, each as what happened and the step.
+    /// All crashes so far: what happened, and the step.
     crashes: BTreeSet<(String, u64)>,
     /// Ranks that have corrupted data so far.
     corrupted: BTreeSet<u32>,
@@ -123,7 +123,7 @@ impl RestartPolicy {
             }
             FailureKind::Corruption { rank } if !self.corrupted.insert(rank) => {
                 return give_up(format!(
-                    "the state of rank {rank} differed from that of its peers for the second time: check its GPU and theirs"
+                    "the state of rank {rank} differed from its peers' state for the second time: check all their GPUs"
                 ));
             }
             FailureKind::Outage => return self.judge_outage(now),
@@ -141,7 +141,8 @@ impl RestartPolicy {
     }
 
     fn judge_outage(&mut self, now: Duration) -> RestartVerdict {
-        // After a longer time than the waits explain, an attempt has worked for a while, so this is another outage.
+        // If the last failure was long ago, an attempt has worked for a while since then, so this failure begins a new
+        // outage.
         let first =
             self.outage.filter(|(_, last)| now.saturating_sub(*last) < OUTAGE_GAP).map_or(now, |(first, _)| first);
         self.outage = Some((first, now));

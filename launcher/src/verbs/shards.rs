@@ -65,7 +65,7 @@ fn verify(
         let text = format!("{location}: {} problems:\n  {}", lines.len(), lines.join("\n  "));
         return Err(LaunchError::new(code, text).into());
     }
-    let checksums = if found.manifest { "all checksums match" } else { "no manifest, so no checksums to check" };
+    let checksums = if found.manifest { "all checksums match" } else { "no manifest, so there are no checksums" };
     let usable = match &found.skipped {
         None => "all values are valid".to_owned(),
         Some(skipped) => format!("all other values are valid; {skipped}"),
@@ -128,7 +128,7 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     ok(&found)
 }
 
-/// `bench shards`: compares the speed of LocDiff's reader with that of pyarrow on one core.
+/// `bench shards`: compares the reading speeds of LocDiff and pyarrow on one core.
 pub(super) fn bench(python: Option<PathBuf>, global: &Global, output: Output) -> anyhow::Result<Value> {
     let found: ShardsBenched = run_one(global, |_| ShardsJob::Bench { python })?;
     output.print(&format!("pyarrow: {}", found.peer.as_deref().unwrap_or("not found, so there is no comparison")));

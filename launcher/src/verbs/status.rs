@@ -59,8 +59,8 @@ fn is_launcher(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
-/// A line with the least, median and largest time of all ranks for each part of a step, and the rank that has the
-/// largest time. `None` if the times of some rank are not known yet.
+/// One line with, for each part of a step, the smallest, median and largest time over all ranks, and the slowest rank.
+/// `None` if the times of some rank are not known yet.
 fn step_times(workers: &[WorkerStatus]) -> Option<String> {
     let part = |name: &str, of: fn(&StepTimes) -> f64| {
         let timed = workers.iter().map(|worker| Some((of(&worker.times?), worker.rank)));

@@ -1,7 +1,7 @@
 //! `train`: opens the run, starts workers from the run's newest checkpoint, and restarts all workers when one of them
 //! fails.
 //!
-//! The module `record` describes a failure for the run folder.
+//! The module `record` builds the description of a failure that is written to the run folder.
 
 mod record;
 
@@ -121,7 +121,7 @@ impl HeldRun<'_> {
     }
 
     /// Records the failure. Returns the error, with the reason why the run is not restarted and the command that
-    /// resumes it.
+    /// resumes the run.
     fn give_up(&mut self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
         let code = exit_code_of(&error);
         let resume = self.resume_command();
@@ -150,7 +150,8 @@ impl HeldRun<'_> {
         rows.iter().filter(|row| row.state == "present").map(|row| row.step).max()
     }
 
-    /// The command line of this launcher, with the name of the run and without injected faults.
+    /// The command that resumes this run: the command line of this launcher, with the name of the run and without
+    /// injected faults.
     fn resume_command(&self) -> String {
         let name = self.run.path().file_name().unwrap_or_default().to_string_lossy();
         resume_command(std::env::args(), &name)
@@ -299,7 +300,7 @@ impl GangObserver for AttemptObserver<'_> {
 
     fn beat(&mut self, rank: usize, beat: &Beat) {
         if let Some((slow, ratio)) = self.status.beat(rank, beat) {
-            tracing::warn!("rank {slow} is slow: its work takes {ratio:.1} times as long as that of the median rank");
+            tracing::warn!("rank {slow} is slow: its work takes {ratio:.1} times as long as the median over all ranks");
             self.run.note("straggler", &json!({ "rank": slow, "ratio": ratio }));
         }
     }
@@ -371,8 +372,8 @@ fn warn_on_error(written: Result<(), LaunchError>) {
     }
 }
 
-/// The checkpoint to take the initial weights from. `train.init_from` names the folder of the checkpoint, or the folder
-/// of a run, whose newest whole checkpoint is used. `None` if the field is empty.
+/// The checkpoint to take the initial weights from. `train.init_from` names the folder of a checkpoint or of a run. If
+/// it names a run, the newest whole checkpoint of the run is used. `None` if the field is empty.
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
     if config.train.init_from.is_empty() {
         return Ok(None);

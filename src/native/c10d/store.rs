@@ -1,8 +1,8 @@
 //! c10d's key-value store, through which the ranks find each other.
 //!
-//! The server takes a socket that is already bound and listening. If c10d opened the socket, it would listen on all
-//! interfaces, and another process could take the chosen port first. The store has no access control: any process that
-//! can connect to the socket can read and change the store.
+//! The server takes a socket that is already bound and listening. If c10d opened the socket, the socket would listen on
+//! all interfaces, and another process could take the chosen port first. The store has no access control: any process
+//! that can connect to the socket can read and change the store.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};

@@ -61,7 +61,7 @@ pub fn properties(device: usize) -> Result<Properties, NativeError> {
     })
 }
 
-/// The device that this thread allocates and launches on.
+/// The device on which this thread allocates memory and launches kernels.
 pub fn current_device() -> Result<usize, NativeError> {
     let mut device = 0;
     // SAFETY: `device` has room for one integer.
@@ -69,15 +69,15 @@ pub fn current_device() -> Result<usize, NativeError> {
     Ok(usize::try_from(device).unwrap_or(0))
 }
 
-/// Sets the device that this thread allocates and launches on.
+/// Sets the device on which this thread allocates memory and launches kernels.
 pub fn set_device(device: usize) -> Result<(), NativeError> {
-    // SAFETY: takes a number, which CUDA checks.
+    // SAFETY: the function takes only a number, and CUDA checks this number.
     check("set the device", unsafe { locdiff_cuda_set_device(index(device)) })
 }
 
 /// Waits until the current device has finished all its work.
 pub fn synchronize() -> Result<(), NativeError> {
-    // SAFETY: takes no arguments.
+    // SAFETY: the function takes no arguments.
     check("device synchronisation", unsafe { locdiff_cuda_synchronize() })
 }
 
@@ -101,7 +101,7 @@ pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
 
 /// Returns the memory in the allocator's cache to the device.
 pub fn empty_cache() -> Result<(), NativeError> {
-    // SAFETY: takes no arguments.
+    // SAFETY: the function takes no arguments.
     check("empty the cache", unsafe { locdiff_cuda_empty_cache() })
 }
 

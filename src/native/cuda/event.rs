@@ -18,15 +18,15 @@ cuda_functions! {
 /// How long a wait polls without sleeping. A sleep on Linux takes about 50 µs longer than requested, which is too much
 /// for a training step of 1 ms.
 const SPIN: Duration = Duration::from_millis(2);
-/// After [`SPIN`], each sleep takes at most 1/100 of the time waited so far, so that a sleep makes a wait at most 1 %
-/// longer.
+/// Once a wait has lasted for [`SPIN`], it sleeps between polls. Each sleep takes at most 1/100 of the time waited so
+/// far, so that the wait becomes at most 1 % longer.
 const SLEEP_SHARE: u32 = 100;
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 /// A wait that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// The device did not reach the mark within this time. The device may still be working.
+    /// The device did not reach the mark of the event within this time. The device may still be working.
     #[error("the device did not finish within {:.3} s", .0.as_secs_f64())]
     TimedOut(Duration),
     /// The device failed.
@@ -88,8 +88,8 @@ impl Drop for CudaEvent {
     }
 }
 
-/// Calls `done` until it returns true or `timeout` has passed. Calls `done` at least once, and once more after
-/// `timeout` has passed, because the device may have finished while this thread was asleep.
+/// Calls `done` until it returns true or `timeout` has passed. If `done` stays false, its last call comes
+/// after `timeout`, because the device may have finished while this thread was asleep.
 fn poll(timeout: Duration, mut done: impl FnMut() -> Result<bool, NativeError>) -> Result<(), WaitError> {
     let start = Instant::now();
     loop {

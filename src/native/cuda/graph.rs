@@ -91,7 +91,8 @@ impl Graph {
     ///
     /// During the capture, other threads may allocate, copy and launch. They must not use torch's own random numbers on
     /// this device, and they must not empty the cache. If this process has requested more than 32 streams from the
-    /// pool, they must not launch on a stream from the pool either, because it may be the stream of the capture.
+    /// pool, other threads must not launch on a stream from the pool either, because it may be the stream on which the
+    /// capture runs.
     pub fn capture<T, E>(name: &str, step: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), GraphError>
     where
         E: Into<Box<dyn Error + Send + Sync>>,
@@ -116,8 +117,8 @@ impl Graph {
     }
 }
 
-/// The stream on which this thread captures. A thread keeps this stream until its current device changes, because the
-/// pool has only 32 streams and hands out another one at each request.
+/// The stream on which this thread captures. A thread keeps this stream until its current device changes, because
+/// each request takes another stream from the pool, and the pool has only 32 streams.
 fn capture_stream() -> Result<CudaStream, NativeError> {
     thread_local!(static CAPTURE_STREAM: Cell<Option<CudaStream>> = const { Cell::new(None) });
     let device = index(current_device()?);

@@ -40,6 +40,6 @@ pub(super) fn no_cuda() -> std::ffi::c_int {
     unsafe extern "C" {
         fn locdiff_no_cuda() -> std::ffi::c_int;
     }
-    // SAFETY: takes no arguments and writes only the error text of this thread.
+    // SAFETY: the function takes no arguments and writes only the error text of this thread.
     unsafe { locdiff_no_cuda() }
 }

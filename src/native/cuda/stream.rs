@@ -22,7 +22,7 @@ pub enum Priority {
 }
 
 /// A queue of work on one device. The pool of a device has 32 streams of each priority and hands them out in turn, so
-/// that several callers may receive the same stream.
+/// several callers may receive the same stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaStream {
     pub(super) id: i64,
@@ -40,7 +40,7 @@ impl CudaStream {
         Ok(Self { id, device })
     }
 
-    /// The stream of the current device on which this thread launches.
+    /// The stream of the current device on which this thread launches kernels.
     pub fn current() -> Result<Self, NativeError> {
         Self::current_of(index(current_device()?))
     }
@@ -53,7 +53,7 @@ impl CudaStream {
     }
 
     fn make_current(self) -> Result<(), NativeError> {
-        // SAFETY: takes numbers that came from torch, whose streams live as long as the process.
+        // SAFETY: both numbers came from torch, and torch's streams live as long as the process.
         check("set the stream", unsafe { locdiff_cuda_set_stream(self.id, self.device) })
     }
 }

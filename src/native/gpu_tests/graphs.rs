@@ -1,4 +1,5 @@
-//! Tests that captured steps give the same results as eager steps, fail cleanly, time out and leak nothing.
+//! Tests of captured steps: they give the same results as eager steps, they fail and time out cleanly, and they leak
+//! nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -219,7 +220,7 @@ pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
     cuda::empty_cache()?;
     let after = cuda::memory(0)?;
     let same = after.allocated_bytes <= before.allocated_bytes && after.reserved_bytes <= before.reserved_bytes;
-    ensure!(same, "100 failed captures leak: {before:?} then {after:?}");
+    ensure!(same, "100 failed captures leaked memory: {before:?} then {after:?}");
     Ok(details.join("; "))
 }
 

@@ -144,5 +144,5 @@ pub(super) fn pinned_rows_are_not_reused() -> CheckOutcome {
         bytes.kind() == Kind::Uint8 && bytes.size() == [6] && bytes.is_pinned(GPU),
         "wanted 6 pinned bytes, got {bytes:?}"
     );
-    Ok("pinned rows go back to torch".to_owned())
+    Ok("the memory of pinned rows goes back to torch's allocator".to_owned())
 }

@@ -13,8 +13,8 @@ use crate::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 
 const PHILOX: Philox = Philox::new(0x0123_4567_89ab_cdef);
 
-/// 1.3 million numbers in four draws, which use every field of the counter. A Philox block has four numbers. In some
-/// draws the length of a row is a multiple of four, and in others it is not.
+/// Four draws with 1.3 million numbers in total. Together they use every field of the counter. A Philox block has four
+/// numbers. In some draws the length of a row is a multiple of four, and in others it is not.
 fn draws() -> [RowDraw<'static>; 4] {
     let rows = |stream, step, first_sample, samples, elements| RowDraw {
         stream,
@@ -53,7 +53,7 @@ pub(super) fn integers_uniforms_and_masks_equal_those_of_the_cpu() -> CheckOutco
         ensure!(both(&|device| Ok(PHILOX.mask(device, 0.9, rows)?))?, "masks differ: {rows:?}");
         compared += rows.samples * rows.elements;
     }
-    Ok(format!("{compared} integers, as many uniforms and as many mask values are equal"))
+    Ok(format!("{compared} integers, {compared} uniforms and {compared} mask values are equal"))
 }
 
 pub(super) fn normals_equal_those_of_the_cpu() -> CheckOutcome {
@@ -77,10 +77,10 @@ pub(super) fn counter_draws_the_numbers_of_its_step() -> CheckOutcome {
         PHILOX.normal(GPU, rows)
     };
     let (by_counter, by_host) = (draw(Step::Counter(&counter))?, draw(Step::At(42))?);
-    ensure!(by_counter == by_host, "a counter of 42 does not draw the numbers of step 42");
+    ensure!(by_counter == by_host, "a counter at 42 does not give the random numbers of step 42");
     ensure!(by_counter != draw(Step::At(41))?, "steps 41 and 42 draw the same numbers");
     ensure!(counter.get()? == 42, "the counter is {}, wanted 42", counter.get()?);
-    Ok("a counter of 42 draws the numbers of step 42".to_owned())
+    Ok("a counter at 42 gives the random numbers of step 42".to_owned())
 }
 
 pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
@@ -96,8 +96,8 @@ pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
             // The gradients depend only on the step and are computed on the CPU for both devices, so that differences
             // between the parameters do not affect later gradients.
             let wave = (&ramp * (3 * step) + 0.3).sin();
-            // Both gradients are copied from `wave`. The update divides the gradients in place, and without copies they
-            // would share memory on the CPU.
+            // Both gradients are copies of parts of `wave`. Without the copies they would share memory on the CPU, and
+            // the update, which divides gradients in place, would divide some numbers twice.
             let grads = [wave.view([64, 64]).copy().to_device(device), wave.narrow(0, 9, 77).copy().to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
             let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };

@@ -2,7 +2,7 @@
 // formulas.
 //
 // Each thread computes one order m of one point. threadIdx.x is m, so that at each degree adjacent threads write
-// adjacent coefficients. A thread needs m multiplications for (x + iy)^m and then computes the degrees m to L, so that
+// adjacent coefficients. A thread needs m multiplications for (x + iy)^m and then computes the degrees m to L, so
 // all threads do about the same work. The kernel performs the same operations in the same order as the CPU. It must be
 // compiled with --fmad=false.
 
@@ -20,8 +20,8 @@ extern "C" __global__ void harmonics(float* out, const double* points, const dou
   }
   double older = 0.0, old = sectoral[m];
   float* row = out + point * (degree + 1) * (degree + 1);
-  // Start at the first order of the warp, so that all threads of the warp are at the same degree and their writes
-  // coalesce.
+  // Start at the smallest order m of the warp, so that all threads of the warp process the same degree l at the same
+  // time and their writes coalesce.
   for (int l = m & ~31; l <= degree; ++l) {
     if (l < m) continue;
     if (l > m) {

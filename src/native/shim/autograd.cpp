@@ -92,7 +92,7 @@ struct Collective : torch::autograd::Function<Collective> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    // The engine enables gradients during the backward pass only if the backward pass itself is to be differentiated.
+    // During the backward pass, the engine enables gradient mode only if the caller asked for create_graph.
     TORCH_CHECK(!at::GradMode::is_enabled(), "a differentiable collective cannot be differentiated twice; run backward without create_graph");
     auto group = c10::static_intrusive_pointer_cast<Group>(context->saved_data["group"].toCapsule());
     auto function = static_cast<int>(context->saved_data["function"].toInt());

@@ -1,4 +1,4 @@
-// Differentiable collectives and gradient hooks. autograd.rs explains when to use each pair of LocdiffFunction.
+// Differentiable collectives and gradient hooks. autograd.rs explains when to use each value of LocdiffFunction.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ enum LocdiffFunction : int {
   LOCDIFF_SPLIT_GATHER = 3,
 };
 
-// Applies a pair to `input`. `*out` is a new at::Tensor. Only LOCDIFF_GATHER_SPLIT and LOCDIFF_SPLIT_GATHER use `dim`.
+// Applies the forward operation of the pair `function` to `input`. `*out` is a new at::Tensor. Only
+// LOCDIFF_GATHER_SPLIT and LOCDIFF_SPLIT_GATHER use `dim`.
 int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out);
 
 // locdiff_hook_call is called after the gradient of a leaf was accumulated, on the thread that accumulated the

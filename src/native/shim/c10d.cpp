@@ -44,7 +44,7 @@ void check_tensor(const Group& group, const at::Tensor& tensor) {
 void check_pieces(const Group& group, const at::Tensor& whole, const at::Tensor& piece) {
   check_tensor(group, whole);
   check_tensor(group, piece);
-  TORCH_CHECK(whole.scalar_type() == piece.scalar_type(), "the whole and its piece have different dtypes: ",
+  TORCH_CHECK(whole.scalar_type() == piece.scalar_type(), "the whole tensor and its piece have different dtypes: ",
               whole.scalar_type(), " and ", piece.scalar_type());
   TORCH_CHECK(whole.numel() == piece.numel() * group.size, "the whole has ", whole.numel(), " elements, wanted ", group.size,
               " times ", piece.numel());
@@ -61,9 +61,9 @@ WorkPtr completed_work(const GroupPtr& group, milliseconds timeout) {
 }  // namespace
 
 namespace {
-// Set by the first NCCL failure in this process. From then on, a peer is assumed to be dead, and an orderly shutdown
-// would wait for that peer for ever: c10d joins a watchdog thread that never ends, and NCCL's finalisation needs the
-// peer.
+// Set by the first failure or abort of an NCCL group in this process. From then on, a peer is assumed to be dead, and
+// an orderly shutdown would wait for that peer for ever: c10d joins a watchdog thread that never ends, and NCCL's
+// finalisation needs the peer.
 std::atomic<bool> nccl_failed{false};
 }  // namespace
 
@@ -132,8 +132,8 @@ milliseconds Work::elapsed() const {
 
 void Work::wait() {
   if (inner_) {
-    // NCCL counts the timeout from the start of the collective, Gloo from this call. The timeout is at least 1 ms,
-    // because 0 would mean no timeout.
+    // NCCL counts the timeout from the start of the collective. Gloo counts it from this call, so the elapsed time is
+    // subtracted. The timeout is at least 1 ms, because 0 would mean no timeout.
     try {
       inner_->wait(std::max(group_->nccl ? timeout_ : timeout_ - elapsed() + kGlooGrace, milliseconds(1)));
     } catch (...) {
@@ -238,7 +238,8 @@ WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout) {
     return completed_work(group, timeout);
   }
   if (group->nccl) {
-    // c10d's barrier on NCCL synchronises the stream without a timeout. An all-reduce of one element has a timeout.
+    // c10d's barrier on NCCL synchronises the stream without a timeout. An all-reduce of one element serves as the
+    // barrier instead, because it has a timeout.
     return start_all_reduce(group, at::zeros({1}, at::TensorOptions().device(group->device)), Reduce::Sum, timeout);
   }
   c10d::BarrierOptions options;
@@ -274,7 +275,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& 
   options->timeout = timeout;
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.rank, group.size, options);
   backend->setBoundDeviceId(group.device);
-  // Connect now. Otherwise the first collective would have to connect first, within its own timeout.
+  // Connect now. Otherwise the first collective would have to connect within its own timeout.
   backend->eagerConnectSingleDevice(group.device);
   return backend;
 }

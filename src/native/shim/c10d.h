@@ -1,8 +1,8 @@
 // Process groups and collectives of c10d, used by the C ABI (c10d.cpp) and by the differentiable collectives
 // (autograd.cpp).
 //
-// A group of one rank has no backend. Its collectives complete at once: they copy the input to the output, if these
-// differ.
+// A group of one rank has no backend. Its collectives complete at once: they only copy the input to the output, if
+// these are different tensors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -28,7 +28,7 @@ struct Group : torch::CustomClassHolder {
 
   // Makes every pending collective of this group fail. Any thread may call this. The group cannot be used afterwards.
   void abort();
-  // A text such as "all_reduce of group data, rank 1 of 4". Errors of the backward pass begin with it.
+  // A text such as "all_reduce of group data, rank 1 of 4". Errors of the backward pass begin with this text.
   std::string describe(const char* operation) const;
 
   c10::intrusive_ptr<c10d::Backend> backend;

@@ -13,7 +13,7 @@
 
 #include "error.h"
 
-// This function is declared here to avoid its header, which includes all of cuBLAS and cuSPARSE.
+// This function is declared here instead of including its header, which would include all of cuBLAS and cuSPARSE.
 namespace at::cuda {
 void clearCublasWorkspaces();
 }
@@ -22,8 +22,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// Runs a part of the clean-up and ignores its failure, so that the failure that caused the clean-up is the one
-// reported.
+// Runs a part of the clean-up and ignores its errors. The error that caused the clean-up is reported instead.
 template <typename Body>
 void quietly(Body&& body) {
   try {
@@ -40,8 +39,8 @@ struct Graph : at::cuda::CUDAGraph {
   void begin() {
     c10::cuda::device_synchronize();
     try {
-      // Clearing the workspaces makes cuBLAS take a new one from this graph's memory pool. Only this graph may use that
-      // workspace, because graphs that share a workspace could not be replayed concurrently.
+      // Clearing the workspaces makes cuBLAS take a new workspace from this graph's memory pool. Only this graph may
+      // use that workspace, because graphs that share a workspace could not be replayed concurrently.
       at::cuda::clearCublasWorkspaces();
       capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     } catch (...) {

@@ -1,9 +1,9 @@
 // Compiles CUDA C with NVRTC and launches it on torch's current stream.
 //
 // NVRTC is loaded on first use, normally through libcaffe2_nvrtc.so. That library is in the folder of libtorch, and its
-// run path points to the NVRTC that was installed with torch. If it cannot be loaded, libnvrtc.so is loaded instead.
-// The compiled code is loaded and launched through the library functions of the CUDA runtime, so that neither the
-// driver library nor a toolkit has to be linked.
+// run path points to the NVRTC that was installed with torch. If it cannot be loaded, libnvrtc.so.13 or libnvrtc.so is
+// loaded instead. The compiled code is loaded and launched with functions of the CUDA runtime (cudaLibraryLoadData,
+// cudaLaunchKernel), so that neither the driver library nor a toolkit has to be linked.
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -143,8 +143,8 @@ int locdiff_cuda_module_compile(const char* name, const char* source, const char
   });
 }
 
-// Finds a kernel by name and writes the size of each parameter in bytes to `sizes`, at most `capacity` sizes. The
-// kernel is loaded now, because its first launch may be inside a capture, which does not allow loading.
+// Finds a kernel by name and writes the size of each parameter in bytes to `sizes`, at most `capacity` sizes. Also
+// loads the kernel, because its first launch may be inside a CUDA graph capture, where kernels cannot be loaded.
 int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_t* sizes, size_t capacity,
                                size_t* parameters) {
   return locdiff::guarded([&] {
@@ -157,7 +157,7 @@ int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_
     while (*parameters < capacity && cudaFuncGetParamInfo(entry(kernel), *parameters, &offset, &size) == cudaSuccess) {
       sizes[(*parameters)++] = size;
     }
-    // The last query of the loop was for a parameter that does not exist. Clear its error.
+    // The loop normally ends with a query for a parameter that does not exist. Clear the error of that query.
     (void)cudaGetLastError();
     *out = kernel;
   });

@@ -10,7 +10,7 @@ namespace locdiff {
 // Stores `text` as the calling thread's last error and returns 1.
 int fail(const std::string& text);
 
-// Runs `body` and returns 0, or passes the text of its exception to fail().
+// Runs `body` and returns 0. If `body` throws, passes the text of the exception to fail() and returns 1.
 template <typename Body>
 int guarded(Body&& body) {
   try {

@@ -22,7 +22,7 @@ at::Tensor pageable_rows(int64_t rows, int64_t width) {
   const size_t mapped = bytes + kHugePageBytes;
   void* begin = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (begin == MAP_FAILED) throw std::bad_alloc();
-  // If the kernel does not follow this advice, access is slower but correct.
+  // If Linux does not follow this advice, access is slower but correct.
   madvise(begin, mapped, MADV_HUGEPAGE);
   void* memory = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(begin) + kHugePageBytes - 1) & ~(kHugePageBytes - 1));
   return at::from_blob(memory, {rows, width}, [begin, mapped](void*) { munmap(begin, mapped); }, options);

@@ -23,7 +23,7 @@ std::optional<at::Tensor> optional(void* tensor) {
 }
 
 // A fused kernel reads a parameter, its gradient and its two moments in memory order. Not every backend checks that
-// their layouts match, so this function does.
+// their layouts match, so this function checks it.
 void check_alike(size_t index, const char* name, const at::Tensor& param, const at::Tensor& other) {
   TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
                   param.scalar_type() == other.scalar_type() && param.device() == other.device(),
@@ -36,9 +36,9 @@ void check_alike(size_t index, const char* name, const at::Tensor& param, const 
 
 extern "C" {
 
-// Makes one AdamW update on the device. Adds 1 to `step`, one f32 for the whole list. If `found_inf` is 1, changes
-// neither parameters nor moments, and subtracts the 1 from `step` again. If `grad_scale` is not null, divides the
-// gradients by it and writes them back.
+// Makes one AdamW update on the device. Adds 1 to `step`, which is one f32 for the whole list. If `found_inf` is 1,
+// changes neither parameters nor moments, and subtracts the 1 from `step` again. If `grad_scale` is not null, divides
+// the gradients by it and writes them back.
 int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, void* const* exp_avgs,
                         void* const* exp_avg_sqs, void* step, void* lr, double beta1, double beta2, double eps,
                         double weight_decay, void* grad_scale, void* found_inf) {
@@ -77,8 +77,8 @@ int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
     TORCH_CHECK(count > 0, "the list of tensors is empty");
     bool wide = true;
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
-    // The CPU adds sequentially, so it uses f64. In f32, the relative error of a sum of a million squares would be
-    // 1e-5.
+    // On the CPU the sum is sequential, so it is computed in f64. In f32, the relative error of a sum of a million
+    // squares would be 1e-5.
     const auto kind = wide || all[0].is_cpu() ? at::kDouble : at::kFloat;
     const auto squared = at::stack(at::_foreach_norm(all, 2, kind)).to(at::kDouble).square().sum();
     *out = new at::Tensor(squared.to(wide ? at::kDouble : at::kFloat));

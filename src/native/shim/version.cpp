@@ -42,8 +42,8 @@ int locdiff_cuda_version() {
   return version;
 }
 
-// Version of NCCL as libtorch packs it, major << 32 | minor << 16 | patch. 0 in the CPU variant, or if NCCL does not
-// report its version.
+// The version of NCCL, encoded as in libtorch: major << 32 | minor << 16 | patch. 0 in the CPU variant, or if NCCL does
+// not report its version.
 uint64_t locdiff_nccl_version() {
 #ifdef LOCDIFF_CUDA
   try {

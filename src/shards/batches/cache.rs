@@ -3,8 +3,8 @@
 //!
 //! | mode     | cached rows                                               | batches are in         |
 //! |----------|-----------------------------------------------------------|------------------------|
-//! | `none`   | only those in the batches of two windows                  | main memory, pinned    |
-//! | `host`   | rows of blocks that were read, as many blocks as fit      | main memory, pinned    |
+//! | `none`   | only the rows in the batches of two windows               | main memory, pinned    |
+//! | `host`   | rows of the blocks read so far, until the memory is full  | main memory, pinned    |
 //! | `device` | all rows of all views, read before the first batch        | GPU memory             |
 //!
 //! Main memory is pinned only if the worker has a GPU.
@@ -24,7 +24,7 @@ use crate::shards::order::DataLayout;
 
 /// The mode `auto` uses at most this share of the free GPU memory for rows. The rest is for the model.
 const DEVICE_SHARE: f64 = 0.5;
-/// Rows use at most this share of the available main memory.
+/// Cached rows use at most this share of the available main memory.
 const HOST_SHARE: f64 = 0.6;
 
 /// Memory available for rows.
@@ -143,7 +143,7 @@ impl HostCache {
         Self { blocks: Mutex::new(KeptBlocks { rows: HashMap::new(), bytes_left: bytes_max }) }
     }
 
-    /// Returns a view of a block if it is cached.
+    /// Returns a view of a block if that view is cached.
     pub(super) fn get(&self, block: u32, view: u32) -> Option<Arc<BlockRows>> {
         let kept = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         kept.rows.get(&(block, view)).map(Arc::clone)
@@ -154,7 +154,7 @@ impl HostCache {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).bytes_left >= bytes
     }
 
-    /// Caches a view of a block, which takes `bytes` bytes, if there is room.
+    /// Caches a view of a block if there is room for it. `bytes` is the size of the view.
     pub(super) fn keep(&self, block: u32, view: u32, bytes: u64, rows: &Arc<BlockRows>) {
         let mut kept = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.bytes_left >= bytes && !kept.rows.contains_key(&(block, view)) {
@@ -209,11 +209,11 @@ mod tests {
             Cache::Device
         );
         assert_eq!(
-            choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("the mode none needs no memory").0,
+            choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("mode `none` needs no memory").0,
             Cache::None
         );
         let (cache, summary) =
-            choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("the mode host keeps as much as fits");
+            choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("mode `host` keeps as many rows as fit");
         assert_eq!(cache, Cache::Host { bytes_max: 6000 });
         assert!(
             summary.contains("all others are read again"),

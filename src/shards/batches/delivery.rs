@@ -11,12 +11,12 @@ use crate::shards::error::ShardsError;
 use crate::shards::order::Position;
 
 /// One worker's slice of a global batch. When the batch is dropped, its memory is reused, unless another tensor still
-/// refers to it.
+/// refers to that memory.
 #[derive(Debug)]
 pub struct Batch {
     /// Embeddings of the slice's rows: `[rows, width]`, float16. They are in main memory, or on the device if the
     /// device cache is used. While a batch for the device cache is on its way from the gatherer to [`Batches::next`],
-    /// this tensor holds the places of the rows in the cache instead.
+    /// this tensor instead holds the row indices in the cache.
     ///
     /// [`Batches::next`]: super::Batches::next
     pub embeddings: Tensor,
@@ -26,7 +26,7 @@ pub struct Batch {
     pub longitudes: Vec<f64>,
     /// Epoch and step of the batch.
     pub position: Position,
-    /// The positions of the global batch that the slice holds. The position of a row in the global batch does not
+    /// The slice, as a range of positions in the global batch. The position of a row in the global batch does not
     /// depend on the number of workers.
     pub slice: Range<u64>,
     /// How long the trainer waited for the batch.
@@ -35,8 +35,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch for a rank that has no rows, for a void step. Its embeddings are NaN. They alone do not make the step
-    /// void, because all of them may be dropped (classifier-free guidance). The requests of the rank make it void.
+    /// A batch for a rank that has no rows. The step with this batch must be void, so that it changes nothing. The
+    /// embeddings are NaN, but this alone does not make the step void, because classifier-free guidance may drop all
+    /// embeddings. The rank must also request a void step.
     pub fn void(position: Position, slice: Range<u64>, width: u32) -> Result<Self, ShardsError> {
         let rows = (slice.end - slice.start) as usize;
         let embeddings = Tensor::f_full([rows as i64, i64::from(width)], f64::NAN, (Kind::Half, Device::Cpu))?;
@@ -60,7 +61,7 @@ pub(super) struct TensorPool {
     tensors: Mutex<Vec<Tensor>>,
     /// Maximum number of complete batches that exist at the same time. `None` if the pool keeps no tensors.
     elsewhere: Option<usize>,
-    /// The largest number of batches that were being filled at the same time so far.
+    /// The largest number of batches, so far, that were being filled at the same time.
     filling_max: AtomicUsize,
 }
 

@@ -40,7 +40,8 @@ impl Filling {
         Self { plan, slice, pinned, spare, open: VecDeque::new() }
     }
 
-    /// Assigns a place to every row of the next segment. Returns the places for each block of the segment.
+    /// Assigns a place in a batch to every row of the next segment. Returns these places, grouped by block of the
+    /// segment.
     pub(super) fn arrange(&mut self, segment: &Segment) -> Result<Vec<RowPlaces>, ShardsError> {
         let row_bytes = self.plan.layout().width * ELEMENT_BYTES;
         let block_rows = &self.plan.layout().block_rows;

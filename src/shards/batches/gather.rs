@@ -45,7 +45,7 @@ impl Gatherer {
     fn gather_rows(&mut self) -> Result<(), End> {
         let (mut segment, mut ticket) = self.request()?;
         loop {
-            // Do not return an error of this request yet. The batches of the current segment must be sent first.
+            // If this request fails, send the batches of the current segment before returning the error.
             let next = self.request();
             let mut results = self.readers.wait(ticket, segment.blocks.len()).ok_or(None)?;
             let sender = &self.sender;
@@ -56,7 +56,8 @@ impl Gatherer {
         }
     }
 
-    /// Requests the next segment from the readers. Returns the segment and the ticket of its first block.
+    /// Requests the next segment from the readers. Returns the segment and the ticket (request number) of its first
+    /// block.
     fn request(&mut self) -> Result<(Segment, u64), ShardsError> {
         let segment = self.segments.next()?;
         let places = self.filling.arrange(&segment)?;
@@ -64,7 +65,7 @@ impl Gatherer {
         Ok((segment, ticket))
     }
 
-    /// Sends batches that hold the places of rows in the device cache instead of embeddings. No file is read.
+    /// Sends batches without embeddings: they hold the positions of the rows in the device cache. No file is read.
     fn gather_places(&mut self) -> Result<(), End> {
         let slice = self.segments.slice().clone();
         let count = (slice.end - slice.start) as usize;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Memory is bounded by the batches of two windows, the prefetched batches, one decoded block per reader thread, the
-//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused. If it is pinned,
-//! torch's allocator reuses it.
+//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused. For pinned memory,
+//! torch's allocator does this.
 //!
 //! The contents of a batch do not depend on the number of reader threads or the cache. If a block cannot be read, or a
 //! thread panics while reading it, [`Batches::next`] first returns all earlier batches, and then returns the error
@@ -36,7 +36,7 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
 
-/// While a batch is awaited, how often to check whether to give up.
+/// How often a wait for a batch checks whether it must end.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Options for making batches. They do not affect the contents of batches.
@@ -49,7 +49,7 @@ pub struct BatchOptions {
     /// Where rows are cached.
     pub cache: Cache,
     /// The trainer's device. If it is a GPU, batches are on the GPU with [`Cache::Device`], and in pinned main memory
-    /// otherwise.
+    /// with any other cache.
     pub device: Device,
 }
 
@@ -88,8 +88,8 @@ impl Batches {
         let device_rows =
             on_device.then(|| DeviceRows::load(&blocks, &plan, options.device, options.reader_threads)).transpose()?;
         let pinned = options.device.is_cuda();
-        // The number of complete batches: the prefetched batches, one that is being sent, and one that the trainer
-        // uses.
+        // The pool keeps tensors for all complete batches: the prefetched batches, one batch that is being sent, and
+        // one that the trainer uses.
         let spare = TensorPool::new((!on_device && !pinned).then_some(options.prefetch_batches as usize + 2));
         let readers = Arc::new(Readers::new(blocks, &plan, options.cache));
         let (sender, deliveries) = sync_channel(options.prefetch_batches.max(1) as usize);
@@ -144,8 +144,8 @@ impl Batches {
         }
     }
 
-    /// Waits for the next batch. Returns `None` if `gives_up`, which is called several times per second, returns true
-    /// first. After an error there are no more batches.
+    /// Waits for the next batch. Calls `gives_up` several times per second, and returns `None` if `gives_up` returns
+    /// true before the batch arrives. After an error there are no more batches.
     pub fn next_unless(&mut self, mut gives_up: impl FnMut() -> bool) -> Result<Option<Batch>, ShardsError> {
         if let Some(ended) = &self.ended {
             return Err(already_failed(ended));

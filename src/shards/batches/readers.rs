@@ -72,8 +72,8 @@ impl Readers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the blocks of a segment. `places` holds the places for the rows of each block. The tickets are
-    /// consecutive; returns the first one.
+    /// Requests the blocks of a segment. `places` says where to write the rows of each block. The requests get
+    /// consecutive numbers (tickets). Returns the first ticket.
     pub(super) fn request(&self, segment: &Segment, places: Vec<RowPlaces>) -> u64 {
         let mut state = self.state();
         let first = state.tickets;
@@ -101,7 +101,7 @@ impl Readers {
         None
     }
 
-    /// Takes back the buffers of results, except those that the cache holds.
+    /// Takes back the buffers of results for reuse, except buffers that the cache holds.
     pub(super) fn give_back(&self, results: Vec<BlockResult>) {
         let free = results.into_iter().filter_map(|result| Arc::try_unwrap(result.ok()?).ok());
         self.state().spare.extend(free);
@@ -167,8 +167,8 @@ impl Readers {
     }
 }
 
-/// Reads all rows of one view of a block. Rows that the plan skips may be bad. Returns an error if the reader panics or
-/// returns a wrong number of rows.
+/// Reads all rows of one view of a block. A bad row is an error, unless the plan skips the row. Also returns an error
+/// if the reader panics or returns a wrong number of rows.
 pub(super) fn read(
     blocks: &dyn Blocks,
     plan: &Plan,

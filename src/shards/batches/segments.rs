@@ -70,7 +70,7 @@ impl Segments {
     /// Returns this worker's rows from `self.index` to the end of the window or of the epoch, and advances `self.index`
     /// to that end.
     fn window(&mut self) -> Result<Segment, ShardsError> {
-        // Indices beyond the last row are padding. They continue with the rows from the start of the epoch.
+        // Indices beyond the last row are padding: they repeat the epoch's rows from the first row on.
         let around = self.index - self.index % self.plan.rows();
         let window = self.epoch.window_of(self.index - around)?;
         let indices = self.index..(around + window.indices().end).min(self.plan.indices());

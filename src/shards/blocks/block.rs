@@ -68,7 +68,7 @@ pub trait Blocks: Send + Sync {
         places.write(&into.embeddings);
         Ok(())
     }
-    /// Unusable rows of a block, ascending. A row is unusable if its coordinates or its embedding in any view is bad.
-    /// Damaged data is an error, not a bad row.
+    /// Unusable rows of a block, ascending. A row is unusable if its coordinates are bad, or if its embedding is bad in
+    /// any view. Damaged data is an error, not a bad row.
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError>;
 }

@@ -2,8 +2,8 @@
 //!
 //! Files from other tools have no manifest with checksums, so the run computes its own. The first scan computes them,
 //! every checkpoint stores them, and every worker compares them with the chunks that it reads. When a run resumes, it
-//! hashes every file whose version ([`ByteSource::version`]) has changed, before the first step. Only different bytes
-//! are an error, not a changed version alone. Files with an unchanged version are not hashed at that time, but their
+//! hashes every file whose version ([`ByteSource::version`]) has changed, before the first step. Different bytes are an
+//! error, but a changed version alone is not. Files with an unchanged version are not hashed at that time, but their
 //! chunks are checked when they are read, like all others.
 //!
 //! [`ByteSource::version`]: crate::shards::ByteSource::version
@@ -18,6 +18,7 @@ use crate::shards::format::Checksum;
 pub struct Contents {
     /// Version of each file, as reported by the source before the file was read.
     pub(super) versions: Vec<String>,
-    /// Checksums in block order. For each block: latitudes, longitudes, each view.
+    /// Checksums in block order. Each block has one checksum for the latitudes, one for the longitudes and one for each
+    /// view.
     pub(super) xxh3: Vec<Checksum>,
 }

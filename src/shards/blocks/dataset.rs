@@ -24,8 +24,8 @@ const WIDTH_MAX: usize = 1 << 20;
 /// constant data reaches.
 const REPETITION_MAX: i64 = 1032;
 
-/// A row group may claim up to this many rows, whatever its size in bytes. The places of so many rows take 8 MiB. The
-/// number is also pyarrow's default row group size.
+/// A row group may claim up to this many rows, whatever its size in bytes. The destinations (`RowPlaces`) of that
+/// many rows take 8 MiB. The number is also pyarrow's default row group size.
 const ROWS_ANYHOW: i64 = 1 << 20;
 
 /// A row group that is not empty.
@@ -48,13 +48,14 @@ pub struct Dataset {
     pub(super) width: usize,
     views: u32,
     fingerprint: u64,
-    /// Checksums recorded by the run, if any. `None` if the data has a manifest.
+    /// Checksums that the run has recorded. `None` if it has recorded none yet, or if the data has a manifest.
     pub(super) contents: Option<Contents>,
     pub(super) pool: Arc<BufferPool>,
 }
 
 impl Dataset {
-    /// Opens a folder (with or without a manifest), a file, a glob or a URL. Reads only the footers.
+    /// Opens a folder (with or without a manifest), a file, a glob or a URL. Normally reads only the footers and, for
+    /// data without a manifest, the first bytes of each file.
     pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let (index, source) = DatasetIndex::open(location, config)?;
         Self::assemble(&index, source, config)
@@ -108,8 +109,8 @@ impl Dataset {
         self.manifest.as_ref()
     }
 
-    /// Where the rows came from, according to the manifest. For local files that were opened without a manifest, the
-    /// manifest in their folder is used, if it lists them.
+    /// Where the rows came from, according to the manifest. If local files were opened without a manifest, the manifest
+    /// in their folder is used, provided that it lists these files.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
@@ -184,15 +185,15 @@ impl Dataset {
             let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // If bad rows are skipped, a list of the wrong length is a bad row. With a manifest, a list of the wrong length
-        // is always an error.
+        // A list of the wrong length is skipped as a bad row only if bad rows are skipped and the data has no manifest.
+        // Otherwise it is an error.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }
 
     /// Finds the width of the embeddings. If bad rows are an error, the width is the number of values per row that the
     /// footer gives for the first block. If bad rows are skipped, or that number is not an integer above 1, the width
-    /// is the most common list length in the largest row group with a list that is not empty.
+    /// is the most common list length in the largest row group that has a non-empty list.
     fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
         let rows = i64::from(self.block_rows[0]);
         let first = self.blocks[0];
@@ -216,7 +217,7 @@ impl Dataset {
         Spot::file(&self.files[0].name).column(&self.files[0].views[0].name)
     }
 
-    /// Checks that the file is large enough for what its footer says about a row group. So no memory is allocated for
+    /// Checks that the file is large enough for the row group that its footer describes. So no memory is allocated for
     /// data that the file cannot hold.
     fn check_bytes(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], self.block_rows[block]);
@@ -265,8 +266,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// Checks the width of a row group by the number of values that the footer gives, so that a wrong width is found
-    /// before data is read.
+    /// Checks the width of the embeddings in a row group. The width follows from the number of values in the footer, so
+    /// a wrong width is found before data is read.
     fn check_width(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
         for column in &self.files[at.file].views {

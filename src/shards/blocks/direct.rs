@@ -1,13 +1,13 @@
 //! The fast path for embeddings. It reads column chunks that consist of one uncompressed PLAIN page of float16, which
 //! is what `format::writer` writes.
 //!
-//! Embeddings are read either as a whole block or directly into batches. Both ways read a chunk in pieces. On the way
-//! to batches, the rows of a piece are copied with non-temporal stores (`native::row_pool`) while the piece is still in
-//! the CPU cache. So each byte is read from memory once and written once.
+//! Embeddings are read either as a whole block or directly into batches. In both cases, a chunk is read in pieces. If
+//! rows go directly into batches, the rows of a piece are copied there with non-temporal stores (`native::row_pool`)
+//! while the piece is still in the CPU cache. So each byte is read from memory once and written once.
 //!
 //! Invariant: the fast path makes the same checks as the general reader (checksum, levels, finite numbers), piece by
-//! piece while the bytes are in the CPU cache. The general reader reads all other kinds of chunks, and chunks with a
-//! number that is not finite.
+//! piece while the bytes are in the CPU cache. The general reader reads the chunks that the fast path
+//! does not support, and chunks with a number that is not finite.
 
 use std::hash::Hasher as _;
 
@@ -39,7 +39,8 @@ impl Dataset {
         note: ChecksumSlots<'_>,
     ) -> Result<bool, ShardsError> {
         let Some(mut chunk) = self.direct(at, column, note.is_some())? else { return Ok(false) };
-        // The buffer needs at most as many bytes as the chunk, which lies within the file.
+        // The chunk lies within the file and is at least as large as the buffer, so a wrong footer cannot cause a huge
+        // allocation.
         into.resize(chunk.left, 0);
         for piece in into.chunks_mut(PIECE_BYTES) {
             chunk.read(piece)?;
@@ -48,7 +49,7 @@ impl Dataset {
     }
 
     /// Reads the embeddings of a block and writes those with a destination to `places`. Returns false if the general
-    /// reader must read them; the rows in `places` are then undefined.
+    /// reader must read the block instead; the rows in `places` are then undefined.
     pub(super) fn place_direct(
         &self,
         at: BlockAt,
@@ -68,15 +69,15 @@ impl Dataset {
         chunk.close(None)
     }
 
-    /// Reads the page header and the levels of a chunk. `None` if the fast path cannot read the chunk, or the source is
-    /// slow at reading pieces.
+    /// Reads the page header and the levels of a chunk. `None` if the fast path cannot read the chunk, or if reading
+    /// single pieces from the source is slow.
     fn direct<'a>(&'a self, at: BlockAt, column: &'a Column, hashed: bool) -> Result<Option<Direct<'a>>, ShardsError> {
         let metadata = self.chunk_metadata(at, column);
         let (start, length) = metadata.byte_range();
         let values = self.block_rows[at.number] as usize * self.width;
         let value_bytes = values * ELEMENT_BYTES;
-        // In a chunk of one page, the values are at the end. The fast path reads the chunk only if the values take up
-        // more than half of it.
+        // In a chunk of one page, the values are at the end. The fast path reads the chunk only if more than half of
+        // its bytes are values.
         let before = (length as usize).checked_sub(value_bytes).filter(|before| *before < value_bytes);
         let is_plain = column.number == Number::Float16 && metadata.compression() == Compression::UNCOMPRESSED;
         let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(None) };
@@ -123,7 +124,7 @@ impl Direct<'_> {
         Ok(())
     }
 
-    /// Compares the checksum of the chunk after all values have been read. Returns whether all values are finite.
+    /// Ends the read: checks the chunk's checksum if one is known. Returns whether all values are finite.
     fn close(self, note: ChecksumSlots<'_>) -> Result<bool, ShardsError> {
         if let Some(hasher) = &self.hasher {
             self.dataset.compare(self.at, self.column, Checksum(hasher.finish()), note)?;

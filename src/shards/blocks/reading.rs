@@ -63,8 +63,8 @@ impl Dataset {
         self.manifest.is_some() || self.contents.is_some()
     }
 
-    /// Compares a chunk's checksum with the manifest. Without a manifest, compares it with the contents that the run
-    /// has recorded, if there are any.
+    /// Compares a chunk's checksum with the checksum in the manifest. Without a manifest, compares it with the checksum
+    /// that the run has recorded, if there is one.
     pub(super) fn compare(
         &self,
         at: BlockAt,
@@ -72,7 +72,7 @@ impl Dataset {
         computed: Checksum,
         note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
-        // The position is `None` for the identifier column, because training does not read it.
+        // `number` is `None` for the identifier column, because training does not read that column.
         let number = self.files[at.file].columns().position(|other| other.leaf == column.leaf);
         if let Some((note, number)) = note.zip(number) {
             note[number] = computed;

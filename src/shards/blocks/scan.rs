@@ -35,7 +35,7 @@ pub struct Scan {
 }
 
 impl Dataset {
-    /// Reads all data once. Bad rows are returned and are not an error.
+    /// Reads all data once. Bad rows are not an error: they are listed in the result.
     pub fn scan(&self) -> Result<Scan, ShardsError> {
         // Get the versions before reading. If a file changes during the scan, its recorded version is then out of date,
         // and a resumed run reads the file again.
@@ -51,7 +51,7 @@ impl Dataset {
         Ok(Scan { statistics: moments.statistics(), contents: Contents { versions, xxh3 }, bad_rows })
     }
 
-    /// Finds the bad rows of a block. View 0 is read last, so that `rows` holds its embeddings afterwards.
+    /// Finds the bad rows of a block. View 0 is read last, so that `rows` holds the embeddings of view 0 afterwards.
     fn scan_block(&self, block: u32, rows: &mut BlockRows, xxh3: &mut [Checksum]) -> Result<Vec<BadRow>, ShardsError> {
         let mut found = Vec::new();
         for view in (0..self.views()).rev() {

@@ -47,8 +47,8 @@ pub(crate) struct CarefulChunk<'a> {
 }
 
 impl CarefulChunk<'_> {
-    /// Decodes the column in pieces. Calls `take` with the number of each piece's first row and the piece. Returns the
-    /// number of rows.
+    /// Decodes the column in pieces. For each piece, calls `take` with the index of its first row and the piece itself.
+    /// Returns the number of rows.
     fn each(&self, mut take: impl FnMut(usize, &ArrayRef) -> Result<(), ParquetError>) -> Result<usize, ParquetError> {
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.column.root]);
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
@@ -111,7 +111,8 @@ impl CarefulChunk<'_> {
         Ok(counts.into_iter().max_by_key(|(_, count)| *count).map(|(length, _)| length))
     }
 
-    /// Decodes identifiers. For a row without a valid identifier, the entry is the reason. Returns the number of rows.
+    /// Decodes identifiers. For a row without a valid identifier, the entry in `into` says what is wrong. Returns the
+    /// number of rows.
     pub(crate) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
         self.each(|_, column| {
             into.extend((0..column.len()).map(|row| tables::id(column.as_ref(), row)));

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-/// Exponent bits of a float16. If all of them are one, the number is infinite or NaN.
+/// Exponent bits of a float16. If all these bits are 1, the number is infinite or NaN.
 const EXPONENT: u16 = 0x7c00;
 
 /// Index of the first value that is not within -`limit` to `limit`, with an error text. `what` names the coordinate.
@@ -21,7 +21,7 @@ pub(crate) fn outside(degrees: f64, limit: f64, what: &str) -> String {
     format!("{what} {degrees}, wanted -{limit} to {limit}")
 }
 
-/// Whether all values are finite. The loop has no branch per number, so that only the memory limits its speed.
+/// Whether all values are finite. The loop has no branch per number, so that it runs at the speed of memory.
 fn all_finite(values: &[f16]) -> bool {
     let worst =
         |values: &[f16]| values.iter().fold(0_i16, |worst, value| worst.max((value.to_bits() & EXPONENT) as i16));

@@ -86,7 +86,7 @@ pub(crate) trait DecodedNumber: Copy {
     type Entry: Copy;
     /// Decodes PLAIN numbers of type `number` and appends them to `into`. Returns false if this type is not supported.
     fn append(number: Number, body: &[u8], into: &mut Vec<Self>) -> bool;
-    /// Turns decoded numbers into dictionary entries.
+    /// Converts the decoded numbers of a dictionary page into dictionary entries.
     fn entries(decoded: &[Self]) -> Vec<Self::Entry>;
     /// Appends dictionary entries to `into`.
     fn extend(entries: &[Self::Entry], into: &mut Vec<Self>);
@@ -189,7 +189,7 @@ impl Chunk<'_> {
                     let body = body.get(..count * self.number.bytes());
                     body.is_some_and(|body| T::append(self.number, body, into))
                 }
-                #[allow(deprecated, reason = "old files use this name of the encoding")]
+                #[allow(deprecated, reason = "old files use this name for the encoding")]
                 Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
                     let push = |entries: &[T::Entry]| T::extend(entries, into);
                     dictionary.as_ref().is_some_and(|table| look_up(body, count, table, push))
@@ -240,8 +240,8 @@ pub(crate) fn split_levels<'a>(
     are_full(descriptor, width, place, (repetition, definition), count).then_some(rest)
 }
 
-/// Splits one kind of levels off the front of a version 1 page. They are stored as a length followed by that many
-/// bytes.
+/// Splits the repetition levels or the definition levels off the front of a version 1 page. The levels are stored as a
+/// length, followed by that many bytes.
 fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
     if !present {
         return Some(&[]);

@@ -1,10 +1,10 @@
 //! Writes one Parquet file of a folder of shards, row group by row group.
 //!
 //! Invariant: checksums are computed from the bytes in memory that are written, never from bytes that are read back
-//! from the file. For this, each row group is encoded completely in memory.
+//! from the file. To make this possible, each row group is encoded completely in memory.
 //!
-//! The `parquet` crate handles every float16 as a separate object, which takes 60 ns. So the crate encodes the
-//! embeddings of the first row group only. Later row groups with the same number of rows reuse the page headers and
+//! The `parquet` crate handles every float16 as a separate object, which takes 60 ns per number. So the crate encodes
+//! the embeddings of the first row group only. Later row groups with the same number of rows reuse the page headers and
 //! levels of that row group as a [`Template`] and only replace the values. The bytes are the same as those that the
 //! crate would write (test `templates_change_no_byte`).
 
@@ -101,7 +101,7 @@ pub(super) struct Template {
 struct ChunkTemplate {
     /// Metadata of the chunk, from the `parquet` crate.
     close: ColumnCloseResult,
-    /// Page header and levels.
+    /// The bytes before the values: page header and levels.
     front: Vec<u8>,
 }
 
@@ -155,8 +155,8 @@ impl ShardFileWriter {
         Ok(Self { path, name, width, schema, writer, factory, file, hasher, bytes: 0, rows: 0, row_groups })
     }
 
-    /// Writes the rows as one row group. Uses `template` if its number of rows is the same. Otherwise replaces it by a
-    /// template with this number of rows.
+    /// Writes the rows as one row group. Uses `template` if it has the same number of rows. Otherwise replaces it
+    /// with a template for this number of rows.
     pub(super) fn write(&mut self, group: &mut WriterRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
         let rows = group.rows();
         let matching = template.take_if(|template| template.rows == rows);
@@ -181,8 +181,8 @@ impl ShardFileWriter {
         self.put(&bytes)
     }
 
-    /// Encodes all columns of a row group. Without a template the `parquet` crate encodes the views, and their metadata
-    /// is returned. With a template the result is empty.
+    /// Encodes all columns of a row group. With a template, the views are copied into the template, and an empty list is
+    /// returned. Without a template, the `parquet` crate encodes the views, and their metadata is returned.
     fn encode(
         &mut self,
         group: &mut WriterRows,
@@ -212,7 +212,7 @@ impl ShardFileWriter {
         Ok(closed)
     }
 
-    /// Makes one template per view from the row group that was written last. `bytes` are the bytes of that row group.
+    /// Makes one template per view from the row group that was written last. `bytes` holds that row group.
     fn templates(&self, bytes: &[u8], rows: usize, closed: Vec<ColumnCloseResult>) -> Vec<ChunkTemplate> {
         let written = self.writer.flushed_row_groups().last();
         let columns = written.map(|row_group| &row_group.columns()[FRONT_COLUMNS..]).unwrap_or_default();

@@ -39,8 +39,8 @@ pub(crate) struct Footer {
     pub(crate) id: Option<Column>,
 }
 
-/// Computes the size of a file's footer. The file has `bytes` bytes, `tail` holds its last bytes, and `first` reads its
-/// first four bytes.
+/// Computes the size of a file's footer. `bytes` is the size of the file, `tail` holds the last bytes of the file, and
+/// `first` reads the first four bytes of the file.
 pub(crate) fn footer_bytes(
     name: &str,
     bytes: u64,
@@ -68,7 +68,7 @@ pub(crate) fn footer_bytes(
 }
 
 impl Footer {
-    /// The columns that training reads, in this order: latitudes, longitudes, each view.
+    /// The columns that training reads, in this order: latitude, longitude, one column per view.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &Column> {
         [&self.latitude, &self.longitude].into_iter().chain(&self.views)
     }

@@ -5,7 +5,7 @@
 //! bit-packed group and one run of a repeated value. The encoding is specified at
 //! <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
 
-/// One run of a hybrid stream.
+/// One run of a hybrid stream: one repeated value, or several bit-packed values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Run<'a> {
     /// The same value `count` times.
@@ -14,8 +14,8 @@ pub(super) enum Run<'a> {
     Packed { bytes: &'a [u8], count: usize },
 }
 
-/// Iterates over the runs of a stream of values of `bits` bits each; `left` values have not been returned yet. The
-/// iteration ends early, with `left` above 0, if the bytes are malformed or too few.
+/// Iterates over the runs in a stream of values with `bits` bits each. `left` is the number of values that have not
+/// been returned yet. If the bytes are malformed or too few, the iteration ends early, with `left` above 0.
 #[derive(Debug, Clone)]
 pub(super) struct Runs<'a> {
     bytes: &'a [u8],
@@ -53,7 +53,7 @@ impl<'a> Iterator for Runs<'a> {
         let size = (header >> 1) as usize;
         if header & 1 == 1 {
             let length = size.checked_mul(self.bits as usize)?;
-            // A writer may cut off the bytes of the last group that hold no value.
+            // In the last group, a writer may leave out the bytes that hold no value.
             let (bytes, rest) = self.bytes.split_at(length.min(self.bytes.len()));
             let count = (size * 8).min(self.left);
             if count == 0 || bytes.len() * 8 < count * self.bits as usize {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn only_lists_of_the_right_width_pass() {
-        // Levels 0 1 1 1 1 1 1 1 and four more ones: one list of twelve values.
+        // The levels are 0 1 1 1 1 1 1 1 (bit-packed) and a run of four ones: one list of twelve values.
         let twelve = [0b11, 0b1111_1110, 4 << 1, 1];
         for (width, fits) in [(12, true), (11, false), (6, false), (1, false)] {
             assert_eq!(lists_have_width(width, &mut 0, &twelve, 12), fits, "wrong result for width {width}");

@@ -7,7 +7,7 @@
 //! <https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md> and Parquet's fields
 //! <https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift>.
 
-/// A data page of PLAIN values with run-length levels.
+/// A data page with PLAIN values and run-length-encoded definition and repetition levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlainPage {
     /// Number of values, nulls included.
@@ -20,8 +20,8 @@ pub(crate) struct PlainPage {
 const I32: u8 = 5;
 const STRUCT: u8 = 12;
 
-/// Parquet's codes of the page type and the encodings of values, definition levels and repetition levels:
-/// `PageType::DATA_PAGE`, `Encoding::PLAIN`, `Encoding::RLE` and `Encoding::RLE`.
+/// Parquet's numeric codes for a plain data page: page type `DATA_PAGE`, values `PLAIN`, definition levels `RLE`,
+/// repetition levels `RLE`.
 const PLAIN_DATA_PAGE: (i64, i64, i64, i64) = (0, 0, 3, 3);
 
 /// Maximum nesting of structs. A page header needs two levels.
@@ -96,7 +96,7 @@ impl Compact<'_> {
 
     fn skip(&mut self, kind: u8, depth: u32) -> Option<()> {
         match kind {
-            // A boolean has no bytes: its type code is its value.
+            // A boolean has no bytes of its own: its type code tells whether it is true or false.
             1 | 2 => {}
             // Integers of 16, 32 and 64 bits.
             4..=6 => drop(self.varint()?),

@@ -16,13 +16,13 @@ pub struct MomentSums {
 }
 
 impl MomentSums {
-    /// Creates empty sums, to which no row was added yet, for embeddings of the given width.
+    /// Creates sums over no rows yet, for embeddings of the given width.
     pub fn new(width: usize) -> Self {
         let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
         Self { rows: 0, sums, squares, row: vec![0.0; width] }
     }
 
-    /// Adds embeddings, given one after the other.
+    /// Adds embeddings. `values` holds one embedding after the other.
     pub fn add(&mut self, values: &[half::f16]) {
         for row in values.chunks_exact(self.row.len().max(1)) {
             row.convert_to_f32_slice(&mut self.row);
@@ -45,12 +45,12 @@ impl MomentSums {
     }
 }
 
-/// Rounds to nine significant digits.
+/// Rounds `value` to nine significant digits.
 fn rounded(value: f64) -> f64 {
     digits(value).parse().unwrap_or(value)
 }
 
-/// Formats with nine significant digits.
+/// Formats `value` with nine significant digits.
 pub(super) fn digits(value: f64) -> String {
     format!("{value:.8e}")
 }

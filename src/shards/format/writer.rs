@@ -1,9 +1,9 @@
 //! Writes a folder of shards: checks rows, and writes Parquet files and their manifest.
 //!
 //! Invariant: the writer never puts an incomplete folder at its final path `out`. It writes all files to a folder
-//! `OUT.partial-PID` next to `out`, where OUT is the name of `out` and PID is the number of the process. The manifest
-//! is written last. Then the writer syncs this folder and renames it to `out`. If writing fails before the rename,
-//! `out` is unchanged: absent, or the old folder that was to be replaced.
+//! `OUT.partial-PID` next to `out`, where OUT is the name of `out` and PID is the process id. The manifest is written
+//! last. Then the writer syncs the folder and renames it to `out`. If writing fails before the rename, `out` is
+//! unchanged: it does not exist, or it is still the old folder.
 //!
 //! To replace an old folder (`overwrite`), the writer renames it to `OUT.partial-PID.replaced`, renames the new folder
 //! to `out`, and then deletes the old folder. If the process is killed between the two renames, `out` does not exist
@@ -188,7 +188,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Location at which row `row` of a call of [`ShardWriter::push`] would be written, for error messages.
+    /// Where row `row` of a call to [`ShardWriter::push`] would be written, for error messages.
     fn spot(&self, row: usize, column: String) -> Spot {
         let per_group = u64::from(self.options.rows_per_group);
         let groups_per_file = (self.options.rows_per_file / per_group).max(1);

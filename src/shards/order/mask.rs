@@ -14,7 +14,7 @@ use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
 use crate::shards::parallel::in_order;
 
-/// Maximum number of blocks that [`Mask::describe`] describes. It describes the first bad row of each.
+/// Maximum number of blocks for which [`Mask::describe`] describes the first bad row.
 const DESCRIBED_MAX: usize = 3;
 
 /// The rows to skip.
@@ -63,8 +63,8 @@ impl Mask {
         Self::new((0..).zip(found).collect(), blocks.block_rows())
     }
 
-    /// Makes the mask for the configuration. With [`OnBadRows::Error`] it skips no rows. With [`OnBadRows::Skip`] it
-    /// skips the bad rows that a scan finds.
+    /// Makes the mask for the configuration. With [`OnBadRows::Error`] the mask skips no rows. With
+    /// [`OnBadRows::Skip`] the mask skips the bad rows that a scan finds.
     pub fn for_config(blocks: &dyn Blocks, config: &ShardsConfig) -> Result<Self, ShardsError> {
         match config.on_bad_rows {
             OnBadRows::Error => Ok(Self::none()),
@@ -92,7 +92,7 @@ impl Mask {
         self.skipped
     }
 
-    /// Number of the usable row at position `index` (from 0) among the usable rows of a block.
+    /// The row within the block of the usable row number `index`, counting only usable rows from 0.
     pub(super) fn row(&self, block: u32, index: u32) -> u32 {
         if self.count == 0 {
             return index;
@@ -122,8 +122,8 @@ impl Mask {
     }
 }
 
-/// Describes the first bad row of a block by the error that reading the whole block returns. `rows` are the skipped
-/// rows of the block.
+/// Describes the first bad row of a block. The text contains the error from reading the block, or the row's number if
+/// the read succeeds. `rows` are the skipped rows of the block.
 fn describe_block(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let mut into = BlockRows::default();
     let found = (0..blocks.views()).find_map(|view| blocks.read(block, view, &mut into).err());

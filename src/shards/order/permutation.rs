@@ -2,7 +2,7 @@
 //! for a list and (seed, epoch, place) for a [`Permutation`], where the place is the number of a window.
 //!
 //! [`shuffled`] returns a whole order as a list (Fisher-Yates). [`Permutation`] maps one position at a time without a
-//! table. It is a Feistel network that permutes `0..n`. Here n is the smallest power of two that is at least 64 and at
+//! table. It is a Feistel network that permutes `0..n`, where n is the smallest power of two that is at least 64 and at
 //! least the number of positions. The network is applied repeatedly until the result is a valid position (cycle
 //! walking). With more than 32 positions, this takes fewer than two passes on average.
 //!
@@ -22,12 +22,13 @@ use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 /// in their original places.
 const ROUNDS: usize = 8;
 /// Minimum number of bits that the network permutes. With fewer bits, the network could produce too few different
-/// orders. If there are only a few positions, most results are out of range, so cycle walking takes more passes.
+/// orders. If there are only a few positions, most of the network's 2^6 possible results are out of range, so cycle
+/// walking needs more passes.
 const BITS_MIN: u32 = 6;
 
-/// Stream index of [`shuffled`].
+/// Index of the random numbers for [`shuffled`] within the stream `Shuffle`.
 const LISTED: u16 = 0;
-/// Stream index of the keys of [`Permutation`].
+/// Index of the keys of [`Permutation`] within the stream `Shuffle`.
 const KEYED: u16 = 1;
 
 /// The numbers `0..count` in random order. The order depends only on the seed and the epoch.
@@ -54,7 +55,7 @@ pub(super) struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..count` for the given seed, epoch and place.
+    /// The permutation of `0..count` for the given seed, epoch and place (the number of a window).
     pub(super) fn new(seed: u64, epoch: u64, place: u64, count: u64) -> Result<Self, RangeError> {
         let mut words = [0; 2 * ROUNDS];
         let draw = Draw { stream: Stream::Shuffle(KEYED), step: epoch, first_sample: place, elements: words.len() };
@@ -74,7 +75,7 @@ impl Permutation {
         value
     }
 
-    /// One pass of the network, a permutation of `2^(left_bits + right_bits)` values.
+    /// One pass of the Feistel network, which is a permutation of `2^(left_bits + right_bits)` values.
     fn network(&self, value: u64) -> u64 {
         let (mut left, mut right) = ((value >> self.right_bits) as u32, (value & mask(self.right_bits)) as u32);
         let (mut left_bits, mut right_bits) = (self.left_bits, self.right_bits);
@@ -90,7 +91,7 @@ const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// The round function of the network. Mixes every bit of `value` into the low bits, with the multipliers of
+/// The round function of the Feistel network. Mixes every bit of `value` into the low bits, with the multipliers of
 /// MurmurHash3's finaliser.
 fn scramble(value: u32, [first, second]: [u32; 2]) -> u32 {
     let mut hash = (value ^ first).wrapping_mul(0x85eb_ca6b);

@@ -14,8 +14,8 @@
 //! each worker by the size of its slice.
 //!
 //! Each epoch uses only one view of a block, so the other views need not be read. The view is `(start + epoch) %
-//! views`, where `start` is random for each block. Over `views` consecutive epochs, a row that no epoch drops uses each
-//! of its views once.
+//! views`, where `start` is random for each block. Over `views` consecutive epochs, each view of a row is used once,
+//! unless one of these epochs drops the row.
 //!
 //! This module uses neither I/O nor tensors.
 
@@ -63,7 +63,7 @@ impl PlanOptions {
 /// The properties of the data that determine the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataLayout {
-    /// Rows of each block, including skipped rows.
+    /// Number of rows of each block, including skipped rows.
     pub block_rows: Vec<u32>,
     /// Numbers per embedding.
     pub width: usize,
@@ -343,7 +343,7 @@ pub(crate) struct Window<'epoch> {
 }
 
 impl Window<'_> {
-    /// The indices of the epoch that belong to the window.
+    /// The indices within the epoch that belong to the window.
     pub(crate) fn indices(&self) -> Range<u64> {
         self.starts[0]..self.starts[self.blocks.len()]
     }

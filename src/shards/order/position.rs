@@ -27,7 +27,7 @@ pub struct Position {
     pub global_batch: u32,
 }
 
-/// A position, and everything that determines the order of rows.
+/// A position in the data, and everything that determines the order of rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bookmark {
@@ -43,9 +43,9 @@ pub struct Bookmark {
     pub rows: u64,
     /// Views per row.
     pub views: u32,
-    /// Maximum blocks per window.
+    /// Largest number of blocks in a shuffle window.
     pub shuffle_row_groups: u32,
-    /// Maximum bytes per window.
+    /// Largest number of bytes in a shuffle window.
     pub window_bytes_max: u64,
     /// How to handle rows that do not fill the last batch.
     pub tail: Tail,
@@ -157,7 +157,7 @@ fn check_equal<T: PartialEq + std::fmt::Display>(field: &str, got: T, wanted: T)
         return Ok(());
     }
     Err(ShardsError::Config(format!(
-        "{field} is {got}, but the resumed run began with {wanted}, and the order of rows depends on it; \
-         set it back, or start a new run"
+        "{field} is {got}, but the resumed run began with {wanted}, and the order of rows depends on \
+         this setting; restore the old value, or start a new run"
     )))
 }

@@ -113,10 +113,10 @@ struct Ticks<'plan> {
     first_rows: Vec<u64>,
     /// One bit per row: set if the row was seen in this epoch.
     rows: Vec<u64>,
-    /// One bit per row and view: set if the view of the row was used in this round. The number of epochs in a round is
-    /// the number of views.
+    /// One bit per row and view: set if the view of the row was used in this round. A round has one epoch per
+    /// view.
     views: Vec<u64>,
-    /// Number of indices seen in this epoch.
+    /// Number of indices (positions in the order of rows) seen in this epoch.
     seen: u64,
 }
 

@@ -21,10 +21,10 @@ use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
 use crate::shards::parallel::in_order;
 
-/// Number of bytes in the first read from the end of a file. Most footers are smaller.
+/// Number of bytes to read first from the end of a file. Most footers are smaller, so one read is enough.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Number of bytes at the start of each file that the fingerprint covers if the data has no manifest.
+/// If the data has no manifest, the fingerprint covers this many bytes at the start of each file.
 const HEAD_BYTES: u64 = 64 << 10;
 
 /// Magic number of a serialized index, with the version of its layout.
@@ -34,7 +34,7 @@ const MAGIC: [u8; 8] = *b"LDINDEX1";
 /// length of the table.
 const PREFIX_BYTES: usize = 24;
 
-/// The index of a data set: everything that a process needs to open it.
+/// The index of a data set: everything that a process needs to open the data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DatasetIndex {
     pub(crate) table: IndexTable,
@@ -61,7 +61,8 @@ struct IndexedFile {
     name: String,
     bytes: u64,
     footer_bytes: usize,
-    /// The text of [`ByteSource::indexed`], with which an S3 object can be opened. `None` for local files.
+    /// For an S3 object, the text from [`ByteSource::indexed`], with which a worker opens the object. `None` for local
+    /// files.
     object: Option<String>,
 }
 
@@ -191,7 +192,7 @@ fn parse_manifest(location: &str, text: Option<&[u8]>) -> Result<Option<Manifest
     text.map(|text| Manifest::parse(text, &name)).transpose()
 }
 
-/// The first and last bytes of a file.
+/// The size, the footer and the first bytes of a file.
 struct FileEnds {
     bytes: u64,
     footer: Vec<u8>,

@@ -19,8 +19,7 @@ pub(super) struct FoundFiles {
     pub(super) source: Arc<dyn ByteSource>,
     /// The text of the manifest. [`Manifest::parse`] has accepted it.
     pub(super) manifest_text: Option<Vec<u8>>,
-    /// Where the rows came from, if known. `None` if there is a manifest, because the manifest says where they came
-    /// from.
+    /// The origin of the rows, if known. `None` if there is a manifest, because the manifest itself states the origin.
     pub(super) origin: Option<Origin>,
 }
 

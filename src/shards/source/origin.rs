@@ -1,8 +1,9 @@
 //! Finds out where rows came from. This also works if the location names only some files of a folder of shards.
 //!
 //! Files given by path or glob count as data without a manifest, even if their folder has a manifest. That manifest may
-//! list more files, so its statistics and its fingerprint may not describe the data. They and its checksums are not
-//! used. Its source and its image head are used, because they apply to every file that it lists.
+//! list more files, so its statistics and its fingerprint may not describe the given files. The statistics, the
+//! fingerprint and the checksums of that manifest are therefore not used. Its source and its image head are used,
+//! because they apply to every file that it lists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,8 +36,8 @@ impl Origin {
         let mut found: Vec<&Self> = origins.iter().flatten().collect();
         found.dedup();
         let first = found.first()?.image_head;
-        // If the head of any file is `Linear`, the file is simulated, and all data counts as simulated. Otherwise, the
-        // head is known only if it is the same for all files.
+        // A file whose head is `Linear` is simulated. If there is any such file, all data counts as simulated.
+        // Otherwise, the head is known only if it is the same for all files.
         let is_head_of_all =
             origins.iter().all(|origin| origin.as_ref().is_some_and(|origin| origin.image_head == first));
         let image_head = match found.iter().any(|origin| origin.image_head == ImageHead::Linear) {

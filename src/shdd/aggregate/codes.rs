@@ -19,8 +19,8 @@ use crate::shdd::{Local, ShddError};
 
 // Letters in tensor names: i images, k samples of each image, c coefficients, a anchors, b codes of all samples.
 
-/// Inverse temperature: scores are multiplied by this factor before they are turned into densities. At L = 47, this
-/// factor widens the peak of a clean code from 20 to 36 km. No other value was measured.
+/// Inverse temperature: scores are multiplied by this factor before they are turned into densities. At degree L = 47,
+/// this factor widens the peak of a clean code from 20 to 36 km. No other value was measured.
 pub const TEMPERING: f64 = 0.3;
 
 /// Decodes the mean code of each image. `codes_ikc` holds the codes of all samples.
@@ -29,8 +29,8 @@ pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, 
     decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)
 }
 
-/// The values of each image's code `expected_ic` at the places `points` of its samples. Both `points` and the result
-/// are ordered by image and then by sample.
+/// Evaluates the code of each image (a row of `expected_ic`) at the places of the image's samples. `points` holds these
+/// places. Both `points` and the result are ordered by image and then by sample.
 pub(super) fn values_at(
     expected_ic: &Tensor,
     points: &[UnitVector],
@@ -48,7 +48,8 @@ pub(super) fn values_at(
 }
 
 /// For each image, the place where the mixture of its densities is largest. The score is the logarithm of the density
-/// there or, if the decoder has a neighbourhood and does not refine, of the sum over the neighbourhood.
+/// at that place. If the decoder has a neighbourhood and does not refine, the score is the logarithm of the sum of
+/// densities over the neighbourhood.
 ///
 /// First finds the anchor with the largest density or, if the decoder has a neighbourhood, the anchor whose
 /// neighbourhood has the largest sum of densities. If the decoder refines, the search continues from that anchor to the
@@ -74,7 +75,7 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     Ok(found)
 }
 
-/// The logarithms of the densities of some images at the anchors.
+/// The mixture densities of several images at the anchors, as logarithms.
 struct Densities {
     /// Logarithm of the mixture's density at each anchor, f32 `[i, a]`.
     log_ia: Tensor,
@@ -127,8 +128,9 @@ fn refined(
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
     let tasks: Vec<_> = starts.iter().zip(images).collect();
     let results = in_parallel(threads(), &tasks, |(start, (codes, log_totals))| {
-        // Add `least` to the function during the search, and subtract it from the result. Without it the value could be
-        // near 0, and `ascend` would tolerate no rounding errors, because its tolerance is relative to the value.
+        // Add `least` to the function during the search, and subtract it from the result. Without this offset the value
+        // could be near 0, and `ascend` would tolerate no rounding errors, because its tolerance is relative to the
+        // value.
         let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
         let end = ascend(basis.degree(), start.point, |point| {
             let of_sample =

@@ -18,7 +18,7 @@ use tch::Tensor;
 use super::ShddError;
 use super::decode::{Decoded, Decoder};
 
-/// The codes of some images.
+/// The codes of some images. In the shapes, c is the number of dimensions of a code.
 #[derive(Debug, Clone, Copy)]
 pub struct Ensemble<'a> {
     /// The samples of each image, `[images, samples, c]`.
@@ -28,9 +28,10 @@ pub struct Ensemble<'a> {
     pub expected_ic: &'a Tensor,
 }
 
-/// Returns one place per image. If a code is not finite, the error names its row. Normally the row is image · samples +
-/// sample, but for the mean of codes the row is the image. The mixture and decoders with a neighbourhood work in passes
-/// over some images or codes, and their errors count rows from the start of the pass.
+/// Returns one place per image. If a code is not finite, the error names its row. For the mean of codes, the row is the
+/// index of the image. Otherwise, it is the index of the image times the number of samples, plus the index of the
+/// sample. The mixture and decoders with a neighbourhood work in passes over some images or codes, and their errors
+/// count rows from the start of the pass.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);

@@ -13,8 +13,7 @@ use crate::shdd::ShddError;
 
 /// Widths of the two exponentials in the kernel medoid, in km. They are about the sizes of a town and of a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
-/// In the posterior medoid, the expected density of a sample counts as at least this share of the largest expected
-/// density.
+/// Lower bound of a sample's expected density in the posterior medoid, relative to the largest expected density.
 const EXPECTED_MIN: f64 = 0.02;
 /// If the mean of the unit vectors is shorter than this, its direction is only rounding error.
 const MEAN_LENGTH_MIN: f64 = 1e-9;
@@ -25,7 +24,8 @@ const MEDIAN_STEP_RAD: f64 = 1e-12;
 const MEDIAN_STEPS_MAX: usize = 1000;
 /// A sample that is closer than this to the current place, in radians, counts as being at that place.
 const COINCIDENT_RAD: f64 = 1e-13;
-/// Sums whose relative difference is smaller than this count as equal, because rounding can cause such a difference.
+/// If the relative difference of two sums is below this value, the sums count as equal: rounding can cause such a
+/// difference.
 const TIE: f64 = 1e-12;
 
 /// The direction of the sum of all unit vectors. If the sum is almost 0, such as for antipodal samples, returns the
@@ -39,12 +39,12 @@ pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     Ok(UnitVector::new(sum).expect("a sum of this length has a direction"))
 }
 
-/// The place with the least sum of great-circle distances to the samples. The search for it starts at the sample with
-/// the least sum.
+/// The place with the least sum of great-circle distances to the samples. The search starts at the sample with the
+/// least sum.
 ///
 /// The search is Weiszfeld's iteration in the tangent plane. If the current place is itself a sample, the search uses
-/// Vardi and Zhang's step. The sum never increases. If all places on a line are optimal, such as between two samples,
-/// the first of the best samples is returned.
+/// Vardi and Zhang's step. The sum never increases. If a whole line of places is optimal, such as the line between two
+/// samples, the first of the best samples is returned.
 pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let costs: Vec<f64> = points.iter().map(|point| cost(points, *point)).collect();
     let start = first_best(&costs, |cost, best| cost < best * (1.0 - TIE)).ok_or_else(no_samples)?;
@@ -65,8 +65,8 @@ pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
 }
 
 /// Like [`kernel_medoid`], but each sample has a weight in the sums. `expected` holds the density that the network
-/// expects at each sample. The weight is the square of this density divided by the largest one, where a quotient below
-/// 0.02 counts as 0.02.
+/// expects at each sample. Each density is divided by the largest density. Quotients below 0.02 are raised to 0.02. The
+/// weight of a sample is the square of its quotient.
 ///
 /// If several regions are probable, a small ensemble, such as sixteen samples, is not enough to find the most probable
 /// region. The code that the network predicts from pure noise is the mean code over all probable places. This code is
@@ -128,7 +128,7 @@ fn median_step(points: &[UnitVector], place: UnitVector) -> [f64; 3] {
         weights += 1.0 / distance;
         let along = add(point.xyz(), place.xyz(), -place.dot(*point));
         let length = norm(along);
-        // The direction towards an antipodal sample is undefined, so the sample does not pull.
+        // The direction towards an antipodal sample is undefined, so this sample adds nothing to `pull`.
         if length > COINCIDENT_RAD {
             pull = add(pull, along, 1.0 / length);
         }

@@ -3,24 +3,25 @@
 //!
 //! Memory: the harmonics of a million anchors at L = 47 take 4.6 GB even in 16 bits. They are therefore kept in memory
 //! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass over the anchors computes all tiles
-//! again, which takes a few microseconds per anchor. One pass handles many codes. Besides its codes, a call needs
-//! memory for at most the points, the kept harmonics, two sets of scores (those of one tile and those collected so
-//! far), and four tiles (the computed numbers, their tensor, and the two factors of a product or of rescoring).
+//! again, which takes a few microseconds per anchor. One pass handles many codes. A call needs memory for its codes,
+//! the points and the kept harmonics. In addition, it holds at most two sets of scores (those of one tile and those
+//! collected so far) and four buffers of the size of a tile (the computed numbers, their tensor, and the two factors of
+//! a product or of rescoring).
 //!
-//! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Each
-//! code is first divided by its largest value, so that no number overflows. With 16 bits alone, the best anchor is
-//! often the wrong one if anchors are close together: at L = 47 and 1 km between anchors, bf16 is more than 1 km off
-//! for 87 % of clean codes. The best [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their scores are
-//! computed again in f32, by elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16
-//! and not bf16, because no harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the mantissa
-//! matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be missing from the best
-//! 64 for 1 % of these codes. On the CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is
+//! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Before
+//! this pass, each code is divided by its largest value, so that no number overflows. With 16 bits alone, the best
+//! anchor is often the wrong one if anchors are close together: at L = 47 and 1 km between anchors, bf16 is more than 1
+//! km off for 87 % of clean codes. The best [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their
+//! scores are computed again in f32, by elementwise products and sums that no setting can turn into TF32. The coarse
+//! pass uses f16 and not bf16, because no harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the
+//! mantissa matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be missing from
+//! the best 64 for 1 % of these codes. On the CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is
 //! rescored. (The test `decode_rescoring_finds_what_16_bits_miss` measures these numbers.)
 //!
-//! Invariant: the best anchors are ordered by score, and anchors with equal scores are ordered by index. If scores are
-//! equal, libtorch's `topk` may return any of them. This module therefore takes at least [`CANDIDATES`] anchors from
-//! `topk` and sorts them. The first of several anchors with equal scores is found, unless more than [`CANDIDATES`]
-//! anchors have that score, such as in a gallery that contains the same place that many times.
+//! Invariant: the best anchors are ordered by score, and anchors with equal scores are ordered by index. If several
+//! anchors have equal scores, libtorch's `topk` may return any of them. This module therefore takes at least
+//! [`CANDIDATES`] anchors from `topk` and sorts them. The first of several anchors with equal scores is found, unless
+//! more than [`CANDIDATES`] anchors have that score. This can happen in a gallery that repeats one place very often.
 
 use std::ops::Range;
 
@@ -48,7 +49,7 @@ pub enum Coarse {
 }
 
 impl Coarse {
-    /// The fastest format on a device.
+    /// The format in which the coarse pass is fastest on `device`.
     pub fn of(device: Device) -> Self {
         if device.is_cuda() { Self::F16 } else { Self::F32 }
     }
@@ -66,9 +67,9 @@ impl Coarse {
 pub struct Budget {
     /// The harmonics of all anchors are kept on the device if they take at most this many bytes.
     pub kept_bytes_max: usize,
-    /// Bytes of the f32 harmonics in one tile.
+    /// Maximum size of the f32 harmonics of one tile, bytes.
     pub tile_bytes: usize,
-    /// Bytes of the scores that are held at once.
+    /// Maximum size of the scores that are in memory at once, bytes.
     pub scores_bytes: usize,
 }
 
@@ -225,7 +226,7 @@ impl Anchors {
     }
 
     /// Number of anchors per tile. It is computed from the size of whole codes, because the filter is applied after a
-    /// tile was computed.
+    /// tile is computed.
     fn tile_rows(&self) -> usize {
         (self.budget.tile_bytes / 4 / self.basis().dims()).clamp(1, self.points().len())
     }
@@ -243,8 +244,8 @@ impl Anchors {
             return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [any, {dims}]")));
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
-        // The sum of absolute values times `value_max` is an upper bound of every score and every partial sum of a
-        // code. It is not finite if any value of the code is not finite.
+        // The sum of a code's absolute values times `value_max` is an upper bound of all scores of the code and of
+        // their partial sums. This bound is not finite if any value of the code is not finite.
         let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
         let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
         let finite: Vec<bool> = Vec::try_from(&finite_b)?;
@@ -275,8 +276,8 @@ impl Anchors {
         Ok(mm_f32(&narrow_bc, &tile_ca)?.f_mul_(&largest_b1)?)
     }
 
-    /// The scores and indices of the best `count` anchors of each code in the coarse pass. The best anchors of each
-    /// tile are merged with those of the earlier tiles.
+    /// For each code, the coarse scores and the indices of the best `count` anchors. The best anchors of each tile are
+    /// merged with the best anchors of the earlier tiles.
     fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {

@@ -17,8 +17,8 @@ pub struct Decoded {
     pub point: UnitVector,
     /// Index of the best anchor, at which refinement starts.
     pub anchor: usize,
-    /// If the decoder refines, the score of the refined place. Otherwise, if it has a neighbourhood, the logarithm of
-    /// the sum over the neighbourhood. Otherwise, the score of the anchor.
+    /// The score of the refined place if the decoder refines. If it does not refine but has a neighbourhood, the
+    /// logarithm of the sum over the neighbourhood. In all other cases, the score of the anchor.
     pub score: f64,
     /// Whether refinement converged. True if the decoder does not refine.
     pub converged: bool,
@@ -33,9 +33,9 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// If `neighbourhood_km` is 0, the best anchor is the one with the largest score. Otherwise, it is the one with the
-    /// largest sum of exp(score) over all anchors within this radius. If `refines` is true, a search from the best
-    /// anchor finds the mode on the continuous sphere.
+    /// If `neighbourhood_km` is 0, the best anchor is the anchor with the largest score. Otherwise, the best anchor is
+    /// the anchor with the largest sum of exp(score) over all anchors within this radius. If `refines` is true, a
+    /// search from the best anchor finds the mode on the continuous sphere.
     pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, ShddError> {
         let neighbourhood =
             if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };

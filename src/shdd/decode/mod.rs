@@ -1,5 +1,5 @@
-//! Decodes codes into places. The place of a code is the mode of `exp(code · Y(p))`: the place p where it is largest.
-//! Y(p) is the vector of harmonics at p.
+//! Decodes codes into places. The place of a code is the mode of `exp(code · Y(p))`: the place p where this value is
+//! largest. Y(p) is the vector of harmonics at p.
 //!
 //! - [`anchors`]: computes the scores of fixed points (anchors) by matrix products over tiles. On a GPU, scores are
 //!   computed from 16-bit numbers, and the best anchors are scored again in f32.

@@ -1,10 +1,10 @@
 //! Finds a mode of a code on the continuous sphere, by damped Newton steps in f64.
 //!
-//! If the Hessian is negative definite, the search takes a Newton step, otherwise a step along the gradient. No step is
-//! longer than a quarter of the resolution π / L, where L is the degree. A step that would decrease the value is halved
-//! until the value no longer decreases. After 40 halvings, the search ends. The value therefore never decreases by more
-//! than rounding errors, and the search normally ends at the top of the hill on which it started. A code that contains
-//! NaN or infinity is an error.
+//! If the Hessian is negative definite, the search takes a Newton step. Otherwise, it takes a step along the gradient.
+//! No step is longer than a quarter of the resolution π / L, where L is the degree. A step that would decrease the
+//! value is halved until it does not decrease the value. After 40 halvings, the search ends. The value therefore never
+//! decreases by more than rounding errors, and the search normally ends at the top of the hill on which it started. A
+//! code that contains NaN or infinity is an error.
 //!
 //! Source: Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
@@ -74,8 +74,8 @@ pub(in crate::shdd) fn ascend(
     Ok(Refined { point, value: local.value, steps: STEPS_MAX, converged: false })
 }
 
-/// Tries the steps `step`, `step / 2`, `step / 4` and so on, and takes the first that does not lower the value by more
-/// than rounding errors. `None` if all of them lower the value, or if `step` is 0.
+/// Tries the steps `step`, `step / 2`, `step / 4` and so on, and takes the first one that does not lower the value by
+/// more than rounding errors. Returns `None` if all of these steps lower the value, or if `step` is 0.
 fn climb(
     function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,

@@ -16,7 +16,7 @@ use crate::shdd::{Basis, Filter, Selection, ShddError};
 
 // Letters in tensor names: a anchors, b codes, c kept coefficients, n points.
 
-/// The anchors and their harmonics.
+/// The anchors, and everything that is needed to compute their harmonics.
 #[derive(Debug)]
 pub(super) struct SourcePoints {
     basis: Basis,
@@ -84,7 +84,8 @@ impl SourcePoints {
         self.filtered(whole_ac)
     }
 
-    /// The harmonics of the anchors with the indices `anchors` (i64, any shape), `[a, c]` in f32 on the device.
+    /// The harmonics of the anchors whose indices are in `anchors` (i64, any shape). The result is `[a, c]`, f32, on
+    /// the device.
     pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, ShddError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {

@@ -7,9 +7,9 @@ use crate::comm::Communicator;
 use crate::native::cuda;
 use crate::train::step::Trainer;
 
-/// Peak rates of GPUs in TFLOP/s without sparsity, from NVIDIA's data sheets. An entry has some words of a GPU's name,
-/// the bf16 rate on tensor cores (`None` if the GPU has no bf16), and the f32 rate without tensor cores. The entry for
-/// a GPU is the first one whose words all occur in its name.
+/// Peak rates of GPUs in TFLOP/s without sparsity, from NVIDIA's data sheets. Each entry has one or more words of a
+/// GPU's name, the bf16 rate on tensor cores (`None` if the GPU has no bf16), and the f32 rate without tensor cores.
+/// The first entry whose words all occur in the name of a GPU applies to that GPU.
 const PEAKS_TFLOPS: [(&str, Option<f64>, f64); 15] = [
     ("B200", Some(2250.0), 75.0),
     ("GH200", Some(989.0), 67.0),
@@ -44,8 +44,8 @@ impl Meter {
         let network = &trainer.work.network;
         let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
         let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
-        // Count the operations of one replica. Dividing those of the whole step by the number of replicas would be
-        // wrong, because every replica runs the time layers for all timesteps.
+        // Count the operations of one replica directly. Dividing the operations of the whole step by the number of
+        // replicas would be wrong, because every replica runs the time layers for all timesteps.
         let rows = u64::from(config.train.global_batch / ranks.data().size());
         let replica = network.architecture().step_flops(rows, anchors);
         let (device, kind) = (ranks.world().device(), network.placement().compute_kind());

@@ -57,8 +57,8 @@ fn bounds(values: &Tensor) -> Result<Tensor, TchError> {
     Tensor::f_stack(&[lowest, highest], 0)?.f_to_kind(Kind::Double)
 }
 
-/// The number of values in each of [`BUCKETS`] buckets between the values `lowest` and `highest`. Values that are not
-/// finite are in no bucket.
+/// Counts the values in each of [`BUCKETS`] equal buckets from `lowest` to `highest`. Values that are not finite are in
+/// no bucket.
 fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, TchError> {
     let mut counts = Tensor::f_zeros([BUCKETS], (Kind::Int64, values.device()))?;
     // If the range is so narrow that the scale overflows f32, all values go into the first bucket.
@@ -73,7 +73,7 @@ fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, Tch
     Ok(counts)
 }
 
-/// Copies all tensors to the host at once, as f64. Counts are exact in f64.
+/// Copies all tensors to the host at once, as f64, which represents counts exactly.
 fn on_host(tensors: &[Tensor]) -> Result<Vec<f64>, TchError> {
     if tensors.is_empty() {
         return Ok(Vec::new());
@@ -131,7 +131,7 @@ mod tests {
         let histogram = of(&[0.0; 1000]).expect("the values are finite");
         assert_eq!(histogram.rows()[29], [0.0, 0.0, 1000.0]);
         assert_eq!(counted(&histogram), 1000.0);
-        // Two tensors in one call.
+        // Two tensors in one call give two separate histograms.
         let both = of_tensors(&[Tensor::from_slice(&[2.0_f32]), Tensor::from_slice(&[1.0_f32, 3.0])])
             .expect("the tensors are f32");
         assert_eq!(both.iter().flatten().map(counted).collect::<Vec<_>>(), [1.0, 2.0]);

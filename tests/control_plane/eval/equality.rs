@@ -1,5 +1,4 @@
-//! Tests that the answer for a row does not depend on the number of workers, on the other rows, or on how often a view
-//! is stored.
+//! Tests that the answer for a row does not depend on the number of workers, on the other rows, or on duplicated views.
 
 use std::process::Stdio;
 

@@ -11,10 +11,10 @@ use crate::stage::{Ran, eventually, has_thread, signal, workers_of};
 #[test]
 fn stopped_worker_of_an_evaluation_is_named_and_replaced() {
     let stage = stage();
-    // The evaluation must last long enough to be stopped.
+    // The evaluation must last long enough for the test to stop its worker.
     let settings = "--json --workers 1 --set eval.samples=16 --set eval.sampler_steps=50";
     let whole = stage.run(&format!("{settings} eval")).exits_with(ExitCode::Success).json();
-    // One of these limits applies, whether the worker is starting, opening the data or evaluating.
+    // These limits apply while the worker starts, opens the data, and evaluates.
     let limits =
         "--set supervise.start_timeout_s=10 --set supervise.data_timeout_s=4 --set supervise.evaluation_timeout_s=4";
     let mut command = stage.command(&format!("{settings} {limits} eval"));

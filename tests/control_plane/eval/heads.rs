@@ -40,8 +40,8 @@ fn simulated_photos_use_only_their_own_head_by_folder_or_glob() {
         let found = ran.exits_with(ExitCode::Success).stderr_has("96 simulated photos").json();
         let rows = found["rows"].as_array().expect("the result has rows");
         assert!(rows.iter().all(|row| row["simulated"] == true), "a row is not marked as simulated: {found}");
-        // Each photo was simulated from the embedding of its place, and the gallery contains this place. Random answers
-        // would be right in 1 % of the rows.
+        // Each photo was simulated from the embedding of its place, and the gallery contains this place. The
+        // gallery has 96 places, so random answers would be right in about 1 % of the rows.
         let accuracy = row(&found, "retrieval")["acc_1km"].as_f64().expect("the accuracy is a number");
         assert!(accuracy > 10.0, "only {accuracy} % of the places were found, wanted more than 10 %");
         let answers = read(&stage, "predictions-retrieval.csv");

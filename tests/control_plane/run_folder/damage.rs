@@ -1,5 +1,4 @@
-//! Tests of damaged checkpoints, which are set aside and reported, and of checkpoints that cannot be read, which stop
-//! the run and are not renamed.
+//! Damaged checkpoints are set aside and reported. A checkpoint that cannot be read stops the run and is not renamed.
 
 use std::path::PathBuf;
 

@@ -23,7 +23,7 @@ fn start_with_full_pipe(command: &mut Command) -> (Child, PipeReader) {
     writer.write_all(&vec![b'.'; size.try_into().expect("sizes are positive")]).expect("the pipe is empty");
     let same = writer.try_clone().expect("a pipe can be duplicated");
     let child = command.stdout(writer).stderr(same).spawn().expect("the launcher can be started");
-    // The `Command` still holds the write ends of the pipe. Replace them, so that the reader sees the end of the
+    // The `Command` still holds the write ends of the pipe. Drop them, so that the reader sees the end of the
     // output.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     (child, reader)
@@ -44,7 +44,7 @@ fn training_ends_although_nobody_reads_its_output() {
     reader.read_to_string(&mut output).expect("the output is text");
     assert_eq!(wait(&mut launcher), Some(0), "{output}");
     assert!(output.contains("step 6 of 6") && output.contains("trained 6 steps"), "{output}");
-    // The reader never reads, and a signal ends the launcher.
+    // The reader never reads, so the launcher waits until a signal ends it.
     let (mut launcher, _reader) = start_with_full_pipe(&mut stage.command(&line("unread")));
     eventually("the run ends", || has_ended(&stage, "unread"));
     assert!(is_alive(launcher.id()), "the launcher ended before its result was written");
@@ -85,8 +85,8 @@ fn lines_that_a_stuck_terminal_cannot_take_are_counted() {
     assert!(output.len() < 50 << 20, "the terminal got {} bytes, wanted less than 50 MiB", output.len());
 }
 
-/// Runs the launcher in a terminal. With `stop`, the terminal is stopped (Ctrl-S) until the run has ended; with
-/// `close`, it is closed after the first step, which also sends SIGHUP.
+/// Runs the launcher in a terminal. With `stop`, the terminal is stopped (Ctrl-S) until the run has ended. With
+/// `close`, the terminal is closed after the first step, so the launcher also gets SIGHUP.
 const IN_A_TERMINAL: &str = r#"
 import os, pty, sys, time
 mode, events, *command = sys.argv[1:]
@@ -178,7 +178,7 @@ fn launcher_ends_although_the_disk_does_not_respond() {
         }
         eventually("the worker ends", || workers().is_ok_and(|pids| pids.is_empty()));
         for _ in 1..interrupts {
-            // A signal that follows within a second would belong to the same request.
+            // A second signal within one second would count as part of the same request.
             std::thread::sleep(Duration::from_secs(2));
             assert!(is_alive(launcher.id()), "the launcher did not wait for the disk");
             signal(launcher.id(), Signal::SIGINT);

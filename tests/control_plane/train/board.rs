@@ -66,7 +66,7 @@ fn tensorboard_has_no_duplicates_after_a_kill_and_an_extension() {
     let stage = stage();
     let settings = "--workers 2 --set shards.validation=shards/small --set eval.every=5 --set eval.quick_rows=10 \
         --set eval.sampler_steps=4 --set train.histogram_every=4 --set checkpoint.every=3 --set train.peak_tflops=0.1";
-    // Rank 0, which writes the event file, is killed at step 9. Training resumes at step 6.
+    // Rank 0, which writes the event file, is killed at step 9. Training resumes from the checkpoint of step 6.
     let ran =
         stage.run(&format!("{BASE} --run shown {settings} --set train.steps=10 train --inject kill@rank=0,step=9"));
     ran.exits_with(ExitCode::Success);

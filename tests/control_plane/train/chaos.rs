@@ -1,6 +1,6 @@
-//! Test of a run that goes through many random faults: workers that die, hang, stop, crash and corrupt their weights,
-//! damaged checkpoints, slow disks, failing reads, and the death of the launcher itself. The losses and weights must
-//! equal those of an undisturbed run.
+//! Test of a run with many random faults. Workers die, hang, stop, crash or corrupt their weights. Checkpoints are
+//! damaged, disks are slow, reads fail, and the launcher itself is killed. The losses and weights must equal those of
+//! an undisturbed run.
 //!
 //! `LOCDIFF_CHAOS_FAULTS` sets the number of faults, and `LOCDIFF_CHAOS_SEED` the seed. By default the seed changes
 //! every day. The assertions print the seed, so that a failure can be reproduced.
@@ -44,7 +44,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Whether a process runs in the folder of the stage. The launchers and their workers do.
+/// Whether the folder of the stage is the working directory of any process. Launchers and their workers run there.
 fn has_process(stage: &Stage) -> bool {
     let folder = stage.path().canonicalize().expect("the stage exists");
     let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
@@ -131,8 +131,9 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     let made = last_trace(&stage, "chaos");
     assert!(made.keys().copied().eq(1..=steps), "seed {seed}: a step is missing");
     assert_eq!(made, trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
-    // Equal losses and equal bookmarks mean equal rows in every step. `shards verify` then proves that no row comes twice
-    // in an epoch, and that only rows that do not fill a batch are left out.
+    // If the losses and the bookmarks (the positions in the data) are equal, both runs used the same rows in every
+    // step. `shards verify` then proves that no row comes twice in an epoch. It also proves that an epoch leaves out
+    // only rows that do not fill a batch.
     let [bookmark, of_whole] = ["chaos", "undisturbed"].map(|run| bookmark(&run_dir(&stage, run)));
     assert_eq!(bookmark, of_whole, "seed {seed}: the runs are at different rows");
     let epochs = bookmark["position"]["epoch"].as_u64().expect("a bookmark has an epoch") + 1;

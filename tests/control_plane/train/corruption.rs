@@ -1,5 +1,5 @@
-//! Tests of silent corruption, damaged checkpoints and slow disks. A run must notice them. If it recovers, its losses
-//! and weights must equal those of an undisturbed run.
+//! Tests of silent corruption, damaged checkpoints and slow disks. A run must notice these faults. If the run recovers,
+//! its losses and weights must equal those of an undisturbed run.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -45,8 +45,8 @@ fn rank_that_corrupts_twice_ends_the_run() {
     assert_eq!(events(&stage, "twice", "checkpoint").len(), 1, "a checkpoint after the first flip was committed");
 }
 
-/// A run with checks must have the same bits as a run without checks, in the checked steps and in the steps between
-/// them.
+/// A run with checks must give the same bits as a run without checks, both in the checked steps and in the steps
+/// between them.
 #[test]
 fn checks_do_not_change_the_numbers() {
     let stage = stage();
@@ -74,8 +74,8 @@ fn damaged_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before() {
     assert_eq!(tensors(&run_dir(&stage, "damaged")), tensors(&run_dir(&stage, "whole")), "the weights differ");
 }
 
-/// Writing a checkpoint takes longer than the timeout of a collective. The next checkpoint is put off, and no worker is
-/// blamed.
+/// Writing a checkpoint takes longer than the timeout of a collective. The run must put off the next checkpoint and
+/// must not blame any worker.
 #[test]
 fn slow_disk_delays_a_checkpoint_and_nothing_else() {
     let stage = stage();
@@ -100,15 +100,15 @@ fn stuck_checkpoint_write_is_reported_by_its_own_limit() {
     ran.exits_with(ExitCode::Io).stderr_has("the checkpoint of step 4 is not written after 2 s");
 }
 
-/// Each of these faults occurs in a real worker: a full disk is final, a failed read and an out-of-memory kill are tried
-/// again, and the report tells them apart.
+/// Each of these faults occurs in a real worker. A full disk ends the run. After a failed read or an out-of-memory
+/// kill, the run is tried again. The report names the fault.
 #[test]
 fn faults_of_disk_and_memory_are_told_apart() {
     let stage = stage();
     let settings = "--workers 2 --set train.steps=8 --set checkpoint.every=4";
     let ran = stage.run(&format!("{BASE} --run full {settings} train --inject enospc@rank=1,step=2"));
     ran.exits_with(ExitCode::Io).stderr_has("No space left on device").stderr_has("resume with:");
-    assert_eq!(events(&stage, "full", "attempt").len(), 1, "a full disk was tried again");
+    assert_eq!(events(&stage, "full", "attempt").len(), 1, "the run was restarted");
     let ran = stage.run(&format!("{BASE} --run unread {settings} train --inject eio@rank=1,step=6"));
     ran.exits_with(ExitCode::Success).stderr_has("Input/output error").stderr_has("rank 1: ");
     let events_file = stage.path().join("memory.events");

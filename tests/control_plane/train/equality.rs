@@ -33,9 +33,8 @@ fn number_of_workers_changes_neither_losses_nor_gradients() {
         train(&stage, run, more).exits_with(ExitCode::Success);
         assert_close(&trace(&stage, run), &one, SAME, run);
     }
-    // The snapshot is output of this program. So the comparison shows whether the numbers have changed, not whether
-    // they are right. A commit that changes the numbers must explain why. LOCDIFF_WRITE_SNAPSHOT=1 writes a new
-    // snapshot.
+    // This program wrote the snapshot, so the comparison shows whether the numbers have changed, not whether they are
+    // right. A commit that changes the numbers must explain why. LOCDIFF_WRITE_SNAPSHOT=1 writes a new snapshot.
     if std::env::var_os("LOCDIFF_WRITE_SNAPSHOT").is_some() {
         let text = serde_json::to_string_pretty(&one).expect("numbers can be written as JSON");
         std::fs::write(SNAPSHOT, text).expect("the snapshot file is writable");
@@ -112,7 +111,7 @@ fn split_run_evaluates_exports_and_initialises_like_an_unsplit_one() {
     train(&stage, "from-whole", &format!("{from}/whole")).exits_with(ExitCode::Success);
     train(&stage, "from-split", &format!("{from}/split")).exits_with(ExitCode::Success);
     // The size of Adam's first steps does not depend on the size of the gradient. So even a difference of 1e-6 between
-    // the two runs grows, and the comparison must allow for more.
+    // the two runs grows, and the comparison needs a larger tolerance.
     assert_close(&trace(&stage, "from-split"), &trace(&stage, "from-whole"), 1e-4, "initialised from a split run");
 }
 
@@ -144,9 +143,9 @@ fn number_of_workers_does_not_change_the_quick_evaluation() {
     let stage = stage();
     train(&stage, "trained", "--workers 1 --set train.steps=30").exits_with(ExitCode::Success);
     let mut first = None;
-    // The 130 rows form three blocks, the last of which has two rows. So one of four workers has nothing to do. If the
-    // matrix products of a block had a different number of rows for each number of workers, the score would change
-    // by one part in a billion.
+    // The 130 rows form three blocks, and the last block has two rows. With four workers, one worker therefore has
+    // nothing to do. If the number of rows in a matrix product depended on the number of workers, the score would
+    // change by one part in a billion.
     for workers in 1..=4 {
         let run = format!("by-{workers}");
         // With this learning rate, updates are too small to change any weight, so every run evaluates the same network.

@@ -10,9 +10,9 @@ use nix::sys::signal::Signal;
 use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
 use crate::stage::{Ran, eventually, signal, wait};
 
-/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. The limit of the phase `data`
-/// ends a hang in this phase. The other workers detect a hang in a step, because their collective operation times out
-/// before the limit of the step.
+/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. If a worker hangs in phase
+/// `data`, the limit of this phase ends the hang. If a worker hangs in a step, the other workers detect it, because
+/// their collective operation times out before the limit of the step.
 const LIMITS: &str = "--set supervise.data_timeout_s=6 --set supervise.step_timeout_s=8 --set supervise.collective_timeout_s=7 \
     --set supervise.checkpoint_timeout_s=6 --set supervise.stop_timeout_s=1";
 
@@ -56,7 +56,8 @@ fn only_worker_of_a_run_that_hangs_is_replaced() {
     assert!(started.elapsed().as_secs() < 120, "the run took {:?}, wanted less than 2 min", started.elapsed());
 }
 
-/// The shard is a pipe without a writer. Opening it blocks forever, as if its file server did not respond.
+/// The shard is a pipe without a writer. Opening the pipe blocks forever, like opening a file on a server that does not
+/// respond.
 #[test]
 fn rank_that_cannot_open_its_data_is_named() {
     let stage = stage();
@@ -88,12 +89,12 @@ fn contradicting_limits_are_refused() {
         .stderr_has("supervise.step_timeout_s: is 5, wanted more than supervise.collective");
     train(&stage, "never", "--set supervise.heartbeat_s=50 --set supervise.collective_timeout_s=50")
         .exits_with(ExitCode::Config)
-        .stderr_has("supervise.heartbeat_s: is 50, wanted less than every timeout of a phase");
+        .stderr_has("supervise.heartbeat_s: is 50, wanted less than the shortest phase timeout");
 }
 
 /// Each run has four ranks and one fault: a stop, a hang or a panic, at a random rank and step. `LOCDIFF_TRIES` sets
-/// the number of runs for each of the three faults. If it is set, the machine must be idle, because the failure must
-/// then be reported at most two seconds after its time limit.
+/// the number of runs for each of the three faults. If the variable is set, the machine must be idle, because each
+/// failure must then be reported at most two seconds after its time limit.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn first_cause_is_named_in_time_at_any_moment() {
@@ -112,7 +113,7 @@ fn first_cause_is_named_in_time_at_any_moment() {
         let (rank, step) = (draw(4), 2 + draw(40));
         let kind = ["stop", "hang", "panic"][(attempt % 3) as usize];
         let (more, limit_s) = match kind {
-            // Another test covers hangs in a step, so a single try is always a hang in data.
+            // Without `LOCDIFF_TRIES`, the rank hangs only in phase `data`. Another test covers hangs in phase `step`.
             "hang" if tries.is_none() => (",phase=data", 4.0),
             "hang" => ([",phase=data", ",phase=step"][draw(2) as usize], 4.0),
             "stop" => ("", 4.0),
@@ -137,14 +138,14 @@ fn first_cause_is_named_in_time_at_any_moment() {
         assert!(error.starts_with(&format!("worker rank {rank} (pid ")), "{fault}: {error}");
         assert!(
             took_s <= limit_s + slack_s,
-            "{fault}: named after {took_s:.1} s, wanted at most {limit_s} + {slack_s} s"
+            "{fault}: reported after {took_s:.1} s, wanted at most {limit_s} + {slack_s} s"
         );
-        println!("{fault}: named after {took_s:.2} s");
+        println!("{fault}: reported after {took_s:.2} s");
     }
 }
 
-/// The workers go on training while the launcher is stopped, although it does not read their reports. `LOCDIFF_PAUSE_S`
-/// sets for how many seconds the launcher is stopped.
+/// While the launcher is stopped, it does not read the reports of the workers. The workers must go on training.
+/// `LOCDIFF_PAUSE_S` sets for how many seconds the launcher is stopped.
 #[test]
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
     let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8);

@@ -1,5 +1,5 @@
 //! Tests of runs that a user or a scheduler stops with a signal. Such a run must write a checkpoint of its last step.
-//! After it has resumed, its losses and weights must equal those of an undisturbed run.
+//! After the run has resumed, its losses and weights must equal those of an undisturbed run.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
 use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
 
 /// Starts a run, waits until it has made `steps` steps, and sends `stop` to the launcher and to all workers, as
-/// schedulers do. The launcher receives it twice, as when `make` passes the signal on. Returns the exit code and the
-/// number of the last step.
+/// schedulers do. The launcher receives the signal twice, as it does when `make` also passes the signal on. Returns the
+/// exit code and the number of the last step.
 fn stop_after(stage: &Stage, run: &str, settings: &str, steps: usize, stop: Signal) -> (Option<i32>, u64) {
     let line = format!("{BASE} --run {run} {settings} train");
     let mut command = stage.command(&line);
@@ -57,14 +57,14 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
     }
 }
 
-/// Sends SIGTERM to all processes at a random moment, and repeats the command until it ends without an error. The
-/// moment may be as early as the start and as late as the evaluation after the last step. `LOCDIFF_TRIES` sets the
-/// largest number of signals.
+/// Starts a run again and again, and each time sends SIGTERM to all its processes at a random moment between the start
+/// and the evaluation after the last step. Stops when the run has ended by itself, or after `LOCDIFF_TRIES` signals.
+/// Then completes the run without a signal.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
     let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok());
-    // Many signals need a long run.
+    // Each signal needs time, so a run with many signals needs more steps.
     let (steps, tries) = tries.map_or((40, 1), |tries| (100 + 20 * tries, tries));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is after 1970");
     let mut random = now.as_secs();
@@ -113,11 +113,12 @@ fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
     }
 }
 
-/// Rank 1 waits for a batch that never comes. The run must nevertheless stop with a checkpoint of the step before.
+/// Rank 1 waits for a batch that never comes. The run must nevertheless stop with a checkpoint of the previous step.
 #[test]
 fn signal_while_a_rank_waits_for_data_loses_no_step() {
     let stage = stage();
-    // In the layout "small", all rows of a rank may lose their embedding (classifier-free guidance).
+    // In the run `small`, a rank has one row per step, and most rows lose their embedding (for classifier-free
+    // guidance).
     for (run, layout) in [
         ("flat", "--workers 2"),
         ("split", "--workers 4 --tensor-parallel 2"),
@@ -155,8 +156,8 @@ fn signal_before_the_first_step_leaves_no_checkpoint() {
     assert!(names.iter().all(|name| !name.contains("step-")), "{names:?}");
 }
 
-/// A stopped worker cannot finish its step, so the other worker cannot finish it either. The command must end
-/// nevertheless: after `supervise.preempt_timeout_s`, or at a second signal.
+/// A worker stopped by SIGSTOP cannot finish its step, so the other worker cannot finish the step either. The command
+/// must end nevertheless: after `supervise.preempt_timeout_s`, or at a second signal.
 #[test]
 fn run_that_cannot_stop_is_killed_in_time_or_by_a_second_signal() {
     let stage = stage();
@@ -174,7 +175,7 @@ fn run_that_cannot_stop_is_killed_in_time_or_by_a_second_signal() {
         std::thread::sleep(Duration::from_millis(100));
         signal(launcher.id(), Signal::SIGTERM);
         for _ in 1..signals {
-            // A signal that follows within a second belongs to the same request.
+            // A signal within one second of the first signal would count as the same request.
             std::thread::sleep(Duration::from_secs(2));
             signal(launcher.id(), Signal::SIGTERM);
         }

@@ -101,7 +101,7 @@ fn changed_data_are_refused_and_the_configuration_is_kept() {
 }
 
 /// If the shards have no manifest, the checkpoint contains checksums of the data. So a changed number is detected
-/// before the first step, even if it is far from both ends of the file.
+/// before the first step, even if the number is far from both ends of the file.
 #[test]
 fn changed_page_in_data_without_a_manifest_is_refused() {
     let stage = stage_of(8192);

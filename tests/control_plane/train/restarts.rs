@@ -96,7 +96,7 @@ fn report_has_every_rank_and_the_command_that_resumes() {
         .stderr_has("\n  rank 0: ")
         .stderr_has("\n  rank 2: ")
         .stderr_has("cpu, phase ");
-    let resume = ran.stderr.lines().find_map(|line| line.strip_prefix("  resume with: ")).expect("the report ends so");
+    let resume = ran.stderr.lines().find_map(|line| line.strip_prefix("  resume with: ")).expect("the line exists");
     assert!(resume.contains("--run run") && resume.ends_with("train") && !resume.contains("--inject"), "{resume}");
     let failure = failure(&stage);
     let ranks = failure["ranks"].as_array().expect("the failure lists the ranks");

@@ -1,4 +1,4 @@
-//! Tests of `status`, and of what a new launcher reports about the previous launcher if that one was killed.
+//! Tests of `status`. If a launcher was killed, the next launcher of the run must report that.
 
 use std::process::Stdio;
 
@@ -50,14 +50,14 @@ fn status_shows_a_run_from_its_first_step_to_its_end_and_a_vanished_launcher_is_
 
     let ended = status(&stage);
     assert_eq!((&ended["state"], &ended["step"], &ended["failure"]), (&"ended".into(), &9.into(), &Value::Null));
-    let spent = |found: &Value, part: &str| found["goodput"][part].as_f64().expect("the parts are numbers");
-    assert!(spent(&ended, "start_s") > spent(&running, "start_s"), "the time of the first launcher is gone: {ended}");
+    let spent = |found: &Value, part: &str| found["goodput"][part].as_f64().expect("each part is a number");
+    assert!(spent(&ended, "start_s") > spent(&running, "start_s"), "the first launcher's time is not counted: {ended}");
     assert!(spent(&ended, "data_s") > 0.0, "the hang is not counted: {ended}");
     assert!(ran.json()["goodput_percent"].is_number() && ran.stderr.contains("goodput "), "{}", ran.stderr);
     let shown = stage.run("--device cpu --run run status");
     assert!(shown.stdout.starts_with("run: ended, step 9 of 9, loss "), "{}", shown.stdout);
     train(&stage, "run", settings).exits_with(ExitCode::Success);
-    assert_eq!(events(&stage, "run", "vanished").len(), 1, "a launcher that ended was called vanished");
+    assert_eq!(events(&stage, "run", "vanished").len(), 1, "a launcher that ended was reported as vanished");
 }
 
 #[test]

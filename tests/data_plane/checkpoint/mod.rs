@@ -72,8 +72,8 @@ fn tensors_round_trip_bit_for_bit_and_the_safetensors_crate_reads_them() {
     assert!(String::from_utf8_lossy(&bytes).contains("\"step\":\"7 \\\"quoted\\\"\""));
 }
 
-/// Writes and reads a tensor that is larger than any buffer of the reader and the writer, and whose size is not a
-/// multiple of a buffer size.
+/// Writes and reads a tensor that is larger than any buffer of the reader and the writer. The size of the tensor is not
+/// a multiple of a buffer size.
 #[test]
 fn tensors_larger_than_any_buffer_round_trip() {
     let folder = folder();
@@ -168,9 +168,9 @@ fn assert_loads(folder: &Path, step: u64) {
     assert_eq!(checkpoint.json(STATE).expect("all checksums match"), json!({ "step": step }));
 }
 
-/// Saves checkpoints 1 and 2, and then checkpoint 3 with a fault at one of its file operations, for each operation in
-/// turn. Asserts that the newest checkpoint is then 2 or 3, that it loads bit for bit, and that the next save works. If
-/// saving checkpoint 3 reported success, the newest checkpoint must be 3.
+/// Saves checkpoints 1 and 2, and then checkpoint 3 with a fault at one file operation. Repeats this for each file
+/// operation of the save. Asserts that the newest checkpoint is then 2 or 3, that it loads bit for bit, and that the
+/// next save works. If saving checkpoint 3 reported success, the newest checkpoint must be 3.
 fn fail_everywhere(fault: Fault) {
     for operation in 0_u64.. {
         assert!(operation < 500, "the save still reached operation {operation}, wanted fewer than 500 operations");
@@ -199,7 +199,7 @@ fn fail_everywhere(fault: Fault) {
         let step = newest.manifest.step;
         assert!(
             step == 3 || (step == 2 && ended.is_err()),
-            "{fault:?} at operation {operation}: the newest checkpoint is that of step {step}"
+            "{fault:?} at operation {operation}: the newest checkpoint has step {step}"
         );
         assert_loads(&newest.path, step);
         save(&Files::real(), &run, 4).expect("nothing fails");
@@ -267,7 +267,7 @@ fn failed_background_write_is_reported_and_leaves_no_part() {
     assert_eq!(left, 0, "files were left on the full disk");
 }
 
-/// Writes a file of tensors, lets `change` damage the file, and returns the error of loading it.
+/// Writes a file of tensors, lets `change` damage the file, and returns the error from loading the file.
 fn error_after(change: impl FnOnce(&Path)) -> CheckpointError {
     let folder = folder();
     let want = write_tensors(&Files::real(), folder.path(), "x", &tensors(1), &BTreeMap::new())
@@ -307,7 +307,7 @@ fn damage_is_detected_while_reading() {
     assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
     let elsewhere = CheckpointFile { name: "../x".into(), bytes: 1, xxh3: String::new() };
     assert_eq!(
-        load_tensors(Path::new("/tmp"), &elsewhere).expect_err("the name leaves the folder").exit_code(),
+        load_tensors(Path::new("/tmp"), &elsewhere).expect_err("the file is outside the folder").exit_code(),
         ExitCode::Corrupt
     );
 }

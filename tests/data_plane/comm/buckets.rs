@@ -90,7 +90,7 @@ fn assert_gradients(parameters: &[Tensor], what: &str) {
     }
 }
 
-/// Bytes of a 6×6 layer in f64, padded to 40 numbers. If this is the bucket size, every layer is in a separate bucket.
+/// Bytes of a 6×6 layer in f64, padded to 40 numbers. With buckets of this size, every layer is in a separate bucket.
 const ONE_LAYER_BYTES: usize = 40 * 8;
 
 #[test]
@@ -155,8 +155,8 @@ fn reductions_start_in_order_while_backward_runs() {
             (x + &used[4]).square().mean(Kind::Double).f_backward().expect("the loss has a graph");
             buckets.finish().expect("all ranks take part");
         });
-        // Every `gradient` event comes from a hook that runs inside backward, so a reduction that starts before the
-        // last such event starts before backward ends.
+        // Hooks inside backward emit the `gradient` events. So if a reduction starts before the last `gradient` event,
+        // it starts before backward ends.
         let last_gradient = events.iter().rposition(|event| event == "gradient");
         let starts = start_events(&buckets);
         let place = |start: &String| events.iter().position(|event| event == start).expect("every reduction starts");
@@ -167,7 +167,7 @@ fn reductions_start_in_order_while_backward_runs() {
             "no reduction started during backward: {events:?}"
         );
         let before = starts.iter().filter(|start| **start < last_gradient.expect("backward gives gradients")).count();
-        assert_eq!(before, starts.len() - 1, "all reductions but the last must start during backward: {events:?}");
+        assert_eq!(before, starts.len() - 1, "all reductions except the last must start during backward: {events:?}");
         assert_eq!(events.last().expect("the step has events"), "finish", "`finish` started a reduction: {events:?}");
     });
 }

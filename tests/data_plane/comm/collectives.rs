@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::harness::run_ranks;
 
-/// Integers so small that sums and means over ranks are exact in bf16 and fit into 8 bits.
+/// Small integers: their sums and means over ranks are exact in bf16 and fit into 8 bits.
 fn values(rank: u32, kind: Kind) -> Tensor {
     (Tensor::arange(24, (Kind::Double, Device::Cpu)).remainder(3.0) + 1.0).view([4, 6]).to_kind(kind)
         * i64::from(rank + 1)

@@ -1,7 +1,7 @@
 //! Gradients through each differentiable collective equal the gradients of the same computation on one rank.
 //!
 //! All comparisons are in f64 with a tolerance of 1e-10. The values are about 10. Adding them in a different order
-//! changes a sum by a few units in the last place, and each such unit is 2e-16 of the sum.
+//! changes a sum by a few units in the last place. Each such unit is 2e-16 of the sum.
 //!
 //! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, i for the input, h for
 //! the hidden layer, and o for the output.
@@ -168,7 +168,7 @@ fn missing_peer_in_backward_is_an_error() {
         let output = differentiable::copy(&group, &input).expect("all ranks take part").sum(Kind::Double);
         if me.rank == 0 {
             let started = Instant::now();
-            let error = output.f_backward().expect_err("rank 1 runs no backward").to_string();
+            let error = output.f_backward().expect_err("rank 1 runs no backward pass").to_string();
             assert!(error.contains("all_reduce of group tensor, rank 0 of 2: "), "wrong error text: {error}");
             assert!(
                 started.elapsed() < timeout + Duration::from_secs(1),

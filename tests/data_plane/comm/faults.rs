@@ -189,10 +189,10 @@ fn duplicate_rank_is_refused() {
         let error = Communicator::connect(rendezvous).expect_err("two processes have rank 0").to_string();
         me.report(&error);
     });
-    // Only the process that connects second is refused. The other process waits for rank 1 until its timeout, or until
+    // Only the process that connects second is refused. The other process waits for rank 1 until it times out, or until
     // the store is gone.
     let refused = reports.iter().flatten().filter(|text| text.contains("another process has already joined as rank 0"));
-    assert_eq!(refused.count(), 1, "not exactly one process was refused: {reports:?}");
+    assert_eq!(refused.count(), 1, "wanted exactly one refused process: {reports:?}");
 }
 
 #[test]

@@ -19,7 +19,8 @@ use locdiff::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 const RANK: &str = "LOCDIFF_TEST_RANK";
 const WORLD: &str = "LOCDIFF_TEST_WORLD";
 const PORT: &str = "LOCDIFF_TEST_PORT";
-/// Marks the lines on standard output that a child reports to its parent. All other lines come from libtest.
+/// Marks the lines on standard output with which a child process reports to its parent. All other lines come from
+/// libtest.
 const MARK: &str = "@report ";
 /// How long a test with all its processes may take. This is enough even if there are more processes than cores.
 const DEADLINE: Duration = Duration::from_secs(240);

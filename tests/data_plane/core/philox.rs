@@ -17,7 +17,8 @@ fn mean(values: &[f32], power: i32) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(power)).sum::<f64>() / values.len() as f64
 }
 
-/// |got − want| divided by the standard error of the mean of [`N`] independent draws that have this `variance`.
+/// The distance between `got` and `want` in standard errors. `got` is a mean of [`N`] independent draws, each with this
+/// `variance`.
 fn deviations(got: f64, want: f64, variance: f64) -> f64 {
     (got - want).abs() / (variance / N).sqrt()
 }

@@ -1,4 +1,4 @@
-//! Tables of identifiers and coordinates may have the same column names in every file format.
+//! Tables of identifiers and coordinates: the same column names are accepted in every file format.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -105,5 +105,5 @@ fn explicit_column_name_overrides_the_accepted_names() {
     );
     assert_eq!(error.exit_code().code(), 20);
     let error = tables::read(&path).expect_err("two columns match").to_string();
-    assert!(error.contains("2 of them could be `lat`, wanted one"), "wrong error: {error}");
+    assert!(error.contains("2 columns could be `lat`, wanted one"), "wrong error: {error}");
 }

@@ -13,7 +13,7 @@ fn read_by_tensorboard(folder: &Path) -> Value {
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("Python printed no JSON ({error}): {printed}"))
 }
 
-/// A loss that f32 cannot represent exactly.
+/// A loss. At most steps, its value is not exact in f32.
 fn loss(step: u64) -> f64 {
     1.0 / (step as f64 + 3.0)
 }
@@ -24,8 +24,7 @@ fn write_steps(board: &mut Board, steps: std::ops::RangeInclusive<u64>) {
     }
 }
 
-/// The points of a curve that TensorBoard should show for steps 1 to `last`: each step with the bits of its value as
-/// f32.
+/// The curve that TensorBoard should show for steps 1 to `last`. Each point is a step and the bits of its value as f32.
 fn points(last: u64, value: impl Fn(u64) -> f64) -> Vec<(u64, u32)> {
     (1..=last).map(|step| (step, (value(step) as f32).to_bits())).collect()
 }
@@ -116,8 +115,8 @@ fn tensorboard_reads_hyperparameters() {
     assert_eq!((&hparams["names"], &hparams["values"]), (&json!(names), &values));
     assert_eq!(hparams["shown_first"], json!(["train.learning_rate"]));
     assert_eq!((&hparams["metrics"], &hparams["status"]), (&json!(["loss"]), &json!(1)));
-    // The run continues with another learning rate. The new value replaces the old value. The mark that says that the
-    // run has ended is removed.
+    // The run continues with another learning rate. The new value replaces the old value, and the mark that
+    // the run has ended is removed.
     hyperparameters(5e-4).save(folder.path()).expect("the file can be written");
     let mut board = Board::open(folder.path(), Some(3)).expect("the event file can be written");
     write_steps(&mut board, 4..=5);

@@ -41,8 +41,9 @@ fn parquet(folder: &Path, name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf
 fn predictions_are_scored_in_any_order_and_format() {
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("the file is valid");
-    // The prediction for a is exact, for b 22 km off across the date line, for c 111 km off, and for d at the antipode.
-    // The prediction for e has a wrong longitude but is exact, because the true place of e is the south pole.
+    // Prediction a is exact. Prediction b is 22 km off, across the date line. Prediction c is 111 km off. Prediction d
+    // is the antipode of the true place. Prediction e has a wrong longitude but is exact, because its true place is the
+    // south pole.
     let text = "\u{feff}ID,score,Longitude,LATITUDE\nb.jpg,1,-179.9,-5.5\na.jpg,1,20,10\ne.jpg,1,77,-90\nd.jpg,1,-177.7,-48.8\nc.jpg,1,0,1\n";
     let csv = file(scratch.path(), "mine.csv", text.as_bytes());
     let names: ArrayRef = Arc::new(StringArray::from(vec!["b.jpg", "a.jpg", "e.jpg", "d.jpg", "c.jpg"]));
@@ -87,7 +88,7 @@ fn predictions_that_do_not_match_the_truth_are_refused() {
         ("id,lat,lon\n".to_owned(), "has no rows"),
         (String::new(), "no column for latitude; found: none; accepted: lat, latitude"),
         ("id,x,lon\na.jpg,1,1\n".to_owned(), "no column for latitude; found: id, x, lon; accepted"),
-        ("id,lat,latitude,lon\na.jpg,1,1,1\n".to_owned(), "2 of them could be `lat`, wanted one"),
+        ("id,lat,latitude,lon\na.jpg,1,1,1\n".to_owned(), "2 columns could be `lat`, wanted one"),
     ] {
         let path = file(scratch.path(), "mine.csv", text.as_bytes());
         let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("the input is invalid");

@@ -1,4 +1,4 @@
-//! This program's GeoCLIP with the real weights gives the same outputs as the published package. Damaged files are
+//! With the real weights, this program's GeoCLIP gives the same outputs as the published package. Damaged files are
 //! refused.
 
 pub(crate) mod support;
@@ -69,12 +69,12 @@ fn embedding_does_not_depend_on_its_batch() {
     let rows = |values: &[f32]| values.chunks_exact(EMBEDDING_WIDTH).map(<[f32]>::to_vec).collect::<Vec<_>>();
     assert!(
         rows(&together) == rows(&reversed).into_iter().rev().collect::<Vec<_>>(),
-        "the order of the places changed bits"
+        "the order of the places changed bits of the embeddings"
     );
     let alone = embedder(2).embed(&places[300..301]).expect("the places can be embedded");
     assert!(
         alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH],
-        "the other places of the batch changed bits"
+        "the other places of the batch changed bits of the embeddings"
     );
     assert!(embedder(2).embed(&[]).expect("there is nothing to do").is_empty());
 }

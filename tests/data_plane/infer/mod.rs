@@ -1,3 +1,3 @@
-//! Tests of inference, which reads the rows to locate in blocks.
+//! Tests of inference: the rows that it locates.
 
 mod rows;

@@ -99,7 +99,7 @@ fn truth_applies_only_to_the_test_rows_and_must_match_them() {
     assert_eq!(block.images.iter().map(|image| image.truth.latitude().0).collect::<Vec<_>>(), [9.0, 8.0, 7.0]);
     std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\n").expect("the file can be written");
     let truth_file = TruthFile::open(&location, &rows, &config)
-        .expect("the truth file matches the rows")
+        .expect("every row of the truth file is in the data")
         .expect("`eval.truth` is set");
     let error = truth_file.apply(&mut block).expect_err("a row is missing");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("no row \"a\""), "{error}");
@@ -126,7 +126,7 @@ fn blocks_do_not_depend_on_the_number_of_workers() {
     let sizes: Vec<_> = blocks.iter().map(|block| (block.first, block.images.len())).collect();
     assert_eq!(sizes, [(0, 64), (64, 64), (128, 64), (192, 7)]);
     for world in 2..7 {
-        assert_eq!(read_all(&rows, world), blocks, "the blocks of {world} workers differ from the blocks of one");
+        assert_eq!(read_all(&rows, world), blocks, "{world} workers read other blocks than one worker");
         assert!(rows.share(0, world).contains(&0), "rank 0 of {world} workers did not get the first block");
     }
     let numbers: Vec<u64> = blocks.iter().flat_map(|block| &block.images).map(|image| image.row).collect();

@@ -63,7 +63,7 @@ const LOCDIFF: Design = Design {
     ],
 };
 
-/// Imports that are forbidden although the rows allow them. The modules of the first list must not import the modules
+/// Imports that are forbidden although the tables allow them. The modules of the first list must not import the modules
 /// of the second list, because I/O and retrieval must not depend on the numerics.
 const NEVER: &[(&[&str], &[&str])] = &[(&["checkpoint", "retrieval", "shards"], &["diffusion", "loss", "model"])];
 
@@ -128,7 +128,7 @@ fn every_source_file_is_checked() {
             .filter_map(|file| imports::top_module(&root, file))
             .filter(|module| !module.ends_with("_tests"))
             .collect();
-        assert_eq!(in_rows, modules.iter().map(String::as_str).collect(), "{}: rows and modules differ", design.name);
+        assert_eq!(in_rows, modules.iter().map(String::as_str).collect(), "{}: table and modules differ", design.name);
     }
 }
 
@@ -173,8 +173,8 @@ fn cycles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
     let mut graphs: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for (from, to) in found.imports() {
         let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
-        // If one of the two modules contains the other, the outer module is the folder itself and counts as its
-        // `mod.rs`.
+        // If one of the two modules contains the other, the outer module is the shared folder itself, and the graph
+        // names this module `mod`.
         let member = |path: &[String]| path.get(shared).cloned().unwrap_or_else(|| "mod".to_owned());
         let graph = graphs.entry(from[..shared].to_vec()).or_default();
         graph.entry(member(&from)).or_default().insert(member(&to));
@@ -187,7 +187,7 @@ fn cycle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     graph.keys().find_map(|start| {
         let (mut paths, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());
         while let Some(path) = paths.pop() {
-            for next in graph.get(path.last().expect("every path begins with the start")).into_iter().flatten() {
+            for next in graph.get(path.last().expect("every path contains the start")).into_iter().flatten() {
                 let longer: Vec<String> = path.iter().chain([next]).cloned().collect();
                 if next == start && longer.len() > 2 {
                     return Some(longer);

@@ -131,9 +131,9 @@ fn filtered_codes_have_the_loss_of_zero_filled_codes() {
 }
 
 /// At degree 47, logits reach 183, and rounding such a logit to bf16 changes it by up to 0.5. Near convergence, the
-/// gradient depends on the difference log q − log p, which then has an error of the same size. If only the factors of
-/// the logits are rounded to bf16 and the sums are in f32, the error is much smaller, because the errors of the factors
-/// average out.
+/// gradient depends on the difference log q − log p, which then has an error of the same size. The error is much
+/// smaller if only the factors of the logits are rounded to bf16 and the sums are in f32, because the errors of the
+/// factors average out.
 #[test]
 fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let basis = Basis::new(47).expect("the degree is at most 511");
@@ -143,8 +143,8 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
             .expect("the codes fit into memory")
     };
     let (truth_bd, basis_ad) = (encode(11, 256), encode(12, 2048));
-    // The prediction is the truth plus noise. The standard deviation of the noise is a tenth of that of a code
-    // dimension.
+    // The prediction is the truth plus noise. A scaled code has a root mean square of 1, and the noise has a standard
+    // deviation of 0.1.
     let start_bd = &truth_bd * CODE_SCALE + normals(13, &truth_bd.size(), Kind::Float) * 0.1;
     let gradient = |total: &dyn Fn(&Tensor) -> Tensor| {
         let predicted_bd = start_bd.copy().set_requires_grad(true);
@@ -176,7 +176,7 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     );
     assert!(
         (0.1..0.6).contains(&logits) && logits > 3.0 * factors,
-        "with bf16 logits, the gradient is off by {logits}, wanted 0.1 to 0.6 and over 3 times {factors}"
+        "with bf16 logits, the gradient is off by {logits}, wanted 0.1 to 0.6 and more than 3 x {factors}"
     );
 }
 

@@ -95,7 +95,7 @@ fn sampling_chains_equal_the_reference() {
         seen.push(last.expect("the shapes match"));
         assert!(
             Tensor::from_slice(&grid).equal(golden.get("grid")),
-            "the chain has other timesteps than the reference: {grid:?}"
+            "the timesteps of the chain differ from the reference: {grid:?}"
         );
         for (step, x) in seen[1..].iter().enumerate() {
             assert_close(x, &want.get(step as i64), TOLERANCE, &format!("{name}, after step {step}"));

@@ -82,8 +82,8 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
     };
     // In f32, the results differ only because the GPU and the CPU add thousands of products in different orders.
     compare(Precision::F32, 1e-5, 2e-4);
-    // Each of the six modules rounds the input of its sines to bf16, which shifts the phase. The gradients were
-    // measured to differ by 12 %.
+    // Each of the six modules rounds the input of its sines to bf16, which shifts the phase. In a measurement, the
+    // gradients differed by 12 %.
     let (once, again) = (compare(Precision::Bf16, 0.01, 0.2), compare(Precision::Bf16, 0.01, 0.2));
     assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs on the GPU differ");
 }
@@ -109,7 +109,7 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
             .to_device(Device::Cpu)
     };
     let difference = relative(&chain(GPU), &chain(Device::Cpu));
-    println!("20 steps differ by {difference:.2e} of the norm");
+    println!("after 20 steps, GPU and CPU differ by {difference:.2e} of the norm");
     // In each of the twenty steps the devices differ by a few units in the last place of f32, and the sines amplify the
     // differences.
     assert!(difference < 1e-3, "the chains differ by {difference:e} of their norm");

@@ -72,7 +72,7 @@ fn parameter_count_equals_that_of_the_configuration() {
             assert_eq!(
                 count(&filtered),
                 filtered.parameters(768),
-                "17 dimensions: wrong count for degree {degree}, bottleneck {bottleneck}, width factor {width_factor}"
+                "17 dimensions: wrong parameter count for degree {degree}, bottleneck {bottleneck}, width factor {width_factor}"
             );
         }
     }

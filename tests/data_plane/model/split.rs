@@ -37,8 +37,8 @@ fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
     named(network).into_iter().enumerate().map(moved).collect()
 }
 
-/// Runs forward and backward of one training step. Returns the prediction and the loss, and leaves the gradients in the
-/// parameters.
+/// Runs the forward and backward pass of one training step. Returns the prediction and the loss, and leaves the
+/// gradients in the parameters.
 fn step(network: &CsUnet, kind: Kind, basis_ad: &Tensor, anchors_split: Option<&Group>) -> (Tensor, Tensor) {
     let dims = network.architecture().dims;
     let t_b = Tensor::from_slice(&[0_i64, 9, 3, 3, 7]);
@@ -116,8 +116,8 @@ fn replicated_gradients_are_the_same_on_every_rank() {
         let _ = step(&network, Kind::Float, &normals(5, &[ANCHORS, 64], Kind::Float), None);
         let replicated: Vec<_> =
             network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated).collect();
-        // Each of the six modules has three replicated parameters, two in its time MLP and a bias. The bias of the head
-        // is also replicated.
+        // Each of the six modules has three replicated parameters: two in its time MLP, and a bias. The bias of the
+        // head is also replicated.
         assert_eq!(replicated.len(), 6 * 3 + 1);
         for parameter in replicated {
             let all = group.all_gather(&parameter.tensor.grad()).expect("all ranks take part");

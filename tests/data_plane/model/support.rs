@@ -1,4 +1,4 @@
-//! Helpers for the tests of network, diffusion, loss and harmonics.
+//! Helpers for the tests of the network, the diffusion process, the loss and the harmonics.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(crate) fn relative(got: &Tensor, want: &Tensor) -> f64 {
 
 pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &str) {
     let difference = relative(got, want);
-    assert!(difference <= tolerance, "{what}: differs by {difference:e} of its norm, wanted at most {tolerance:e}");
+    assert!(difference <= tolerance, "{what}: the relative difference is {difference:e}, wanted at most {tolerance:e}");
 }
 
 /// Normally distributed random numbers. They depend only on the arguments.

@@ -56,9 +56,9 @@ fn answer_by_definition(setting: &Hybrid, image: &ImageSamples, points: &[UnitVe
 }
 
 /// The point with the most votes, computed directly from the definition. The 64 points with the highest scores take
-/// part, except points whose score is more than 9 below the highest. Each point that takes part votes for every such
-/// point, itself included. The weight of a vote is exp(score) · Σ exp(-distance / width), where score is the score of
-/// the voter, distance is the distance between the two points, and the sum is over four widths.
+/// part, except points whose score is more than 9 below the highest. Each point that takes part votes for all points
+/// that take part, itself included. The weight of a vote is exp(score) · Σ exp(-distance / width). Here score is the
+/// score of the voter, distance is the distance between the two points, and the sum is over four widths.
 fn consensus_by_definition(points: &[UnitVector], mut scored: Vec<(usize, f64)>) -> Option<u32> {
     scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     scored.truncate(64);

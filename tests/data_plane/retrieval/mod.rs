@@ -106,13 +106,13 @@ fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
     };
     let all: Vec<i64> = (0..300).collect();
     let together = score(&all, 1);
-    assert!(together == score(&all, 3), "the number of threads changed bits");
+    assert!(together == score(&all, 3), "the number of threads changed bits of the scores");
     let backwards: Vec<i64> = all.iter().rev().copied().collect();
     assert!(
         together == score(&backwards, 2).into_iter().rev().collect::<Vec<_>>(),
-        "the order of the images changed bits"
+        "the order of the images changed bits of the scores"
     );
-    assert_eq!(score(&[157], 1)[0], together[157], "the other images changed bits");
+    assert_eq!(score(&[157], 1)[0], together[157], "the other images changed bits of the scores");
 }
 
 /// Uses GeoCLIP's real weights. Also checks that the gallery's embeddings are cached on disk, so that opening the
@@ -298,8 +298,8 @@ fn mean_length_is_measured_if_there_is_no_manifest() {
     }
 }
 
-/// Evaluation opens a gallery with the same function. Here the gallery consists of the training photos, which are
-/// shards on disk.
+/// Tests the function with which evaluation opens a gallery. Here the gallery consists of the training photos, which
+/// are shards on disk.
 #[test]
 fn retrieval_opens_training_photos_as_a_gallery() {
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");

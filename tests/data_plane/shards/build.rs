@@ -1,5 +1,5 @@
 //! `shards build` copies the numbers of every kind of table and matrix unchanged into shards. An unusable row gives an
-//! error that names it, or is skipped.
+//! error that names the row, or is skipped.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -35,8 +35,8 @@ fn flip_bit(folder: &Path) {
     let path = folder.join("part-00001.parquet");
     let mut bytes = fs::read(&path).expect("the file can be read");
     let row = &expected(1).embeddings[(48 + 9) * WIDTH * 2..][..WIDTH * 2];
-    // The first five numbers of the row occur only once in the file, so they are enough to find the row. The bit to
-    // flip is in the sixth number, which may already differ from the expected number.
+    // The first five numbers of the row occur in this sequence only once in the file, so they identify the row. The bit
+    // to flip is in the sixth number, so the row is found even if an earlier call has flipped the bit.
     let at = bytes.windows(10).position(|window| window == &row[..10]).expect("the file has the row");
     bytes[at + 10] ^= 1;
     fs::write(&path, bytes).expect("the file can be written");
@@ -87,10 +87,10 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     flip_bit(&folder);
     assert_data_changed(read_all(&first, 1));
     assert_eq!(read_all(&first, 0).expect("the other view is undamaged"), expected(0));
-    // `mark` has the old version of the changed file, so resuming from `mark` reads the file again and finds the
-    // change. If a bookmark has the current versions of the files, resuming reads no embeddings, and the change is
-    // found only when the changed chunk is read. With `on_bad_rows = skip`, resuming scans all rows and always finds
-    // the change.
+    // The bookmark `mark` records the version that the file had before the change, so resuming from `mark` reads the
+    // file again and finds the change. If a bookmark has the current file versions, resuming reads no
+    // embeddings, and the change is found only when the changed chunk is read. With `on_bad_rows = skip`, resuming
+    // scans all rows and always finds the change.
     let mut again = open(&folder);
     assert_eq!(
         again.fingerprint(),
@@ -108,7 +108,7 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     let resumed =
         Survey::resume(&mut open(&folder), &config, &mark, &location).expect("the bytes are the original ones");
     assert_ne!(resumed.contents, Some(contents), "resuming recorded the old file versions instead of the current ones");
-    // If the bookmark of a checkpoint has no contents, resuming computes the contents and records them.
+    // If the bookmark of a checkpoint has no `contents` (checksums), resuming computes them and records them.
     let without_contents = bookmark(&first, None);
     let resumed = Survey::resume(&mut open(&folder), &config, &without_contents, &location)
         .expect("the bookmark has no contents");

@@ -73,8 +73,8 @@ fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
         );
         let problems = problems(&dataset);
         assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
-        // A scan finds the bad row. `read_except` replaces the bad value of a skipped row by zeros and returns
-        // everything else unchanged.
+        // A scan finds the bad row. If the row is skipped, `read_except` replaces its bad latitude or its whole bad
+        // embedding by zeros and returns everything else unchanged.
         let scan = dataset.scan().expect("the blocks can be read");
         let found: Vec<(u32, u32)> = scan.bad_rows.iter().map(|bad| (bad.block, bad.row)).collect();
         assert_eq!(found, [(block, row)], "{name}: the scan found wrong rows");

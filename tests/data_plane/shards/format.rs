@@ -94,7 +94,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
             read_all(&dataset, 0).and_then(|_| read_all(&dataset, 1))
         });
         match outcome {
-            // Reading succeeds only if the flipped byte is in a part that batches do not use: the identifiers or the
+            // Reading succeeds only if the flipped bit is in a part that batches do not use: the identifiers or the
             // first four bytes of the file. Even then `problems` reports the damage, as the assertions above have
             // checked.
             Ok(rows) => assert_eq!(rows, expected(1), "byte {at}: wrong rows"),
@@ -175,8 +175,8 @@ fn locations_without_valid_shards_are_refused() {
     assert!(!glob.contains("--out"), "the error for a glob suggests --out: {glob}");
     fs::write(at("notes.parquet"), "these are notes").expect("the file can be written");
     assert_refused(open(&at("notes.parquet")), ExitCode::BadData, &["notes.parquet: is not a Parquet file"]);
-    // A file that cannot be read is an I/O error. Here a folder takes the place of the file, because root could read a
-    // file even without permissions.
+    // A file that cannot be read gives an I/O error. Here a folder takes the place of the file, because root can read a
+    // file even without read permission.
     fs::create_dir_all(at("odd/part.parquet")).expect("the folder can be created");
     assert_refused(open(&at("odd")), ExitCode::Io, &["part.parquet"]);
     assert_refused(Dataset::open("ftp://host/x", &ShardsConfig::default()), ExitCode::Usage, &["ftp://"]);
@@ -341,7 +341,7 @@ mod long {
     }
 
     /// How much memory may grow, in bytes. The requirement is 1 GB for 20 GB of data. For less data the limit is
-    /// 128 MB, so that a reader whose memory grows with the data also fails with the default of 2 GB.
+    /// 128 MB, so that the test with the default of 2 GB also detects a reader whose memory grows with the data.
     fn growth_max() -> u64 {
         if gigabytes() < 20.0 { 128_000_000 } else { 1_000_000_000 }
     }
@@ -398,7 +398,7 @@ mod long {
             }
             let growth = most.max(anonymous_bytes()).saturating_sub(before);
             println!(
-                "{:.1} GB, manifest {with_manifest}: {} MB of growth, {:.2} GB/s of wall time, {:.2} GB/s of CPU time",
+                "{:.1} GB, manifest {with_manifest}: {} MB of growth, {:.2} GB per second, {:.2} GB per CPU second",
                 bytes as f64 / 1e9,
                 growth / 1_000_000,
                 bytes as f64 / 1e9 / start.elapsed().as_secs_f64(),

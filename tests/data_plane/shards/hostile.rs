@@ -22,7 +22,7 @@ fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
 }
 
 /// A false statement in a footer about a row group. `rows` replaces the number of rows in the row group. `chunk`
-/// changes the metadata of its column chunk number `column`.
+/// changes the metadata of one column chunk of the row group; `column` is the index of this column chunk.
 struct Lie {
     rows: Option<i64>,
     column: usize,
@@ -88,8 +88,8 @@ fn false_footer_is_refused_with_file_and_row_group() {
             text.contains("part-00000.parquet") && text.contains("row group 1"),
             "{name}: file or row group is not named in: {text}"
         );
-        // With `on_bad_rows = skip`, opening must fail with the same error, except in the case `wide rows`. There the
-        // reader takes the width from the lists themselves, and no row is bad.
+        // With `on_bad_rows = skip`, opening must fail with the same error, except in the case `wide rows`. In that
+        // case the reader takes the width from the lists themselves, and no row is bad.
         match open(&folder, OnBadRows::Skip) {
             Ok(dataset) => {
                 assert_eq!((name, dataset.width()), ("wide rows", 8));
@@ -137,7 +137,7 @@ fn absurd_width_is_refused() {
 }
 
 /// Writes a file with one row group for each element of `groups`. An element holds the lengths of the lists in its row
-/// group. `ids` computes identifiers from the number of the first row and the number of rows.
+/// group. `ids` computes identifiers from the index of the first row and the number of rows.
 fn write_ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
     let mut writer = None;
     let mut first = 0;
@@ -189,7 +189,7 @@ fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let strict = problems(&dataset);
     assert_eq!(strict.len(), 4, "wanted four problems, got {strict:?}");
     assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, wanted 8"));
-    // This file has a single row group. Its mean length is 6, a whole number, but no list has this length.
+    // This file has a single row group. The mean length of its lists is 6, a whole number, but no list has this length.
     write_ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
     assert_eq!(open(&path, OnBadRows::Skip).expect("the shards are valid").width(), 8);
 }

@@ -10,7 +10,7 @@ use locdiff::shards::{BlockRows, Blocks, DataLayout, Sample, ShardsError, Spot};
 /// A fault in the reading of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The read returns the error of a wrong checksum.
+    /// The read returns a checksum error.
     Corrupt,
     /// The read panics.
     Panic,
@@ -63,7 +63,7 @@ impl Memory {
         self.reads.lock().expect("no thread panicked while it held the lock").len()
     }
 
-    /// The embedding of a sample as bytes. All its float16 numbers are finite.
+    /// The embedding of a sample, as the bytes of finite float16 numbers.
     pub(crate) fn embedding(&self, sample: Sample) -> Vec<u8> {
         let number = |element: usize| {
             let mixed = (sample.block.wrapping_mul(7919) ^ sample.row.wrapping_mul(104_729))

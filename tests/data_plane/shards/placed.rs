@@ -55,7 +55,7 @@ fn threaded(dataset: &Arc<Dataset>, plan: &Plan, share: Share, cache: Cache) -> 
     Batches::new(dataset.clone(), plan.clone(), plan.start(), share, &options).expect("the options are valid")
 }
 
-/// The embeddings of every block of every view as bytes, read in whole blocks: `[view][block]`.
+/// The embeddings of each block in each view as bytes, indexed by `[view][block]`. Whole blocks are read.
 fn read_blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
     let read = |view: u32| {
         let whole = read_all(dataset, view).expect("the blocks are valid").embeddings;
@@ -90,8 +90,8 @@ fn assert_batch(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: P
 
 #[test]
 fn batches_equal_rows_of_whole_blocks_for_every_share_and_cache() {
-    // Blocks are read in pieces of 256 KiB. In the first data set, a block has several pieces. The second has many
-    // short rows. The rows of the third are so wide that each row is a piece.
+    // Blocks are read in pieces of 256 KiB. In the first data set, a block has several pieces. In the second, blocks
+    // have many short rows. In the third, rows are so wide that each row is a piece of its own.
     for (rows, width, rows_per_group, batch) in [(2500, 300, 900, 700), (7000, 3, 3000, 700), (9, 200_000, 4, 5)] {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let out = folder.path().join("out");
@@ -184,8 +184,8 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
         view.samples(0..6000).map(|sample| sample.expect("the epoch is in range")).find(|sample| sample.block == 3);
     let shown = &blocks[shown.expect("every block is used").view as usize];
     damage(&file, &shown[3][100 * 80..][..80], [0x55, 0x05]);
-    // Each of 35 workers takes twenty rows of a batch. Such a worker needs rows of the damaged block, but rarely the
-    // damaged row itself. It must still get the error.
+    // With 35 workers, each worker takes twenty rows of a batch. When these rows include rows of the damaged block,
+    // they rarely include the damaged row itself. The worker must still get the error.
     for share in [Share::WHOLE, Share { worker: 17, workers: 35 }] {
         let mut inline =
             InlineBatches::new(dataset.as_ref(), plan.clone(), plan.start(), share).expect("the options are valid");

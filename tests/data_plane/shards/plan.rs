@@ -32,8 +32,8 @@ fn cases() -> impl Strategy<Value = Case> {
             (block, (0..*rows).filter(skips).collect())
         });
         let mask = Mask::new(skipped.collect(), &block_rows).expect("the rows are ascending");
-        // A row takes 24 bytes, so a bound of at most 1800 bytes shortens windows. `WINDOW_BYTES_MAX` does not shorten
-        // any window.
+        // A row takes 24 bytes. A limit of at most 1800 bytes therefore makes windows shorter; `WINDOW_BYTES_MAX` is
+        // too large to have an effect.
         let window_bytes_max = if bound == 0 { WINDOW_BYTES_MAX } else { bound * 600 };
         let options = PlanOptions { seed, global_batch, tail, shuffle_row_groups, window_bytes_max };
         Case { layout: DataLayout { block_rows, width: 4, views, fingerprint: 1 }, mask, options, workers, epoch }
@@ -107,8 +107,8 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
             - lengths.iter().min().expect("there is at least one worker")
             <= 1
     );
-    // Starts in the middle of the epoch and reads four steps, each with a different number of workers. Steps beyond the
-    // end of the epoch are not compared.
+    // Starts in the middle of the epoch and reads four steps with varying numbers of workers. Steps beyond the end of
+    // the epoch are not compared.
     let mut position = Position { epoch: case.epoch, step: plan.steps() / 2, ..plan.start() };
     let batch = case.options.global_batch as usize;
     for turn in 0..4 {
@@ -165,8 +165,8 @@ fn epochs_differ_and_look_random() {
     let neighbours =
         |rows: &[Sample]| -> HashSet<_> { rows.windows(2).map(|pair| (row(&pair[0]), row(&pair[1]))).collect() };
     let kept = neighbours(&one).intersection(&neighbours(&other)).count();
-    // An epoch has 81,919 pairs of neighbours. In the next epoch, about a tenth of these pairs share a window again,
-    // and one in 8192 of that tenth are neighbours again. One such pair is expected.
+    // An epoch has 81,919 pairs of neighbours. In the next epoch, about a tenth of these pairs are in the same window
+    // again. Of those, one pair in 8192 are neighbours again, so about one such pair is expected.
     assert!(kept < 12, "{kept} pairs of neighbours are the same in both epochs");
     // A batch of 512 rows has rows of all 16 blocks of its window, and 32 rows of each block on average. A count of 8
     // is 4.4 standard deviations below the average.
@@ -300,7 +300,7 @@ fn replay_proves_each_row_once_for_every_world_size() {
     assert_ne!(padded.world_sizes[0].order, dropped.world_sizes[0].order);
     let json = serde_json::to_value(&padded).expect("the value can be written as JSON");
     assert_eq!((&json["tail"], &json["world_sizes"][5]["workers"]), (&"pad".into(), &64.into()));
-    assert_eq!(memory.read_count(), 0, "the replay read data");
+    assert_eq!(memory.read_count(), 0, "the replay must not read data");
     let error =
         Replay { world_sizes: vec![1, 0], ..replay.clone() }.run(&memory, mask.clone(), &ShardsConfig::default());
     let error = error.expect_err("a world size is 0");

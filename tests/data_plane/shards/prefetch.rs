@@ -1,5 +1,5 @@
-//! Batches hold exactly the rows of the plan, for any number of threads and any cache. If a read fails, the first batch
-//! that needs its rows gives the error. Dropping a `Batches` stops its threads.
+//! Batches hold exactly the rows of the plan, for any number of threads and any cache. If the read of a block fails,
+//! the first batch with rows of that block gives the error. Dropping a `Batches` stops its threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -156,11 +156,11 @@ fn readers_stay_within_two_windows_and_resume_reads_only_the_rest() {
     let plan = plan(&memory, &config(Tail::Drop), 10);
     let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(3, Cache::None));
     wait_until("reading two windows", || memory.read_count() == 8);
-    // This gives a reader without a bound the time to read more blocks.
+    // Without a bound, the readers would read more blocks in this time.
     std::thread::sleep(Duration::from_millis(30));
     for taken in 0..30_usize {
         // At most `taken + 3` batches are begun: the batches taken, two that are prefetched, and one that waits for a
-        // free slot. These batches are in at most `taken.div_ceil(4) + 1` windows. The window after those is read too.
+        // free slot. These batches are in at most `taken.div_ceil(4) + 1` windows. The next window is read too.
         let bound = 4 * (taken.div_ceil(4) + 2);
         assert!(
             memory.read_count() <= bound,

@@ -149,7 +149,7 @@ fn with_tries(tries_max: usize, mut options: S3Options) -> S3Options {
     options
 }
 
-/// The options with `bytes_max` as the bound of the cache.
+/// Limits the cache to `bytes_max` bytes.
 fn with_cache(bytes_max: u64, mut options: S3Options) -> S3Options {
     options.cache_bytes_max = bytes_max;
     options
@@ -480,7 +480,7 @@ fn credentials_and_cache_come_from_the_environment() {
     }
     let stage = Stage::new();
     let child = |variables: Vec<(String, String)>| {
-        let mut child = std::process::Command::new(std::env::current_exe().expect("the system names this program"));
+        let mut child = std::process::Command::new(std::env::current_exe().expect("the program has a path"));
         child.args(["--exact", "shards::s3::credentials_and_cache_come_from_the_environment", "--nocapture"]);
         child.env_remove("AWS_ACCESS_KEY_ID").envs(variables).env(CHILD, format!("s3://{BUCKET}/ours"));
         let output =

@@ -42,7 +42,7 @@ enum Fault {
     ResetAmid,
 }
 
-/// The numbers of requests of each kind, and the faults that the server injects now.
+/// The numbers of requests of each kind, and the faults that the server currently injects.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) all: AtomicUsize,
@@ -190,7 +190,8 @@ async fn respond(
     Ok(Response::from_parts(parts, Answer { bytes, breaks }))
 }
 
-/// The body of a response. If `breaks` is true, `bytes` is only the first half, and the connection breaks after it.
+/// The body of a response. If `breaks` is true, `bytes` is only the first half of the body, and the connection breaks
+/// after these bytes.
 struct Answer {
     bytes: Bytes,
     breaks: bool,

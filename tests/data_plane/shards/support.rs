@@ -12,7 +12,7 @@ use locdiff_core::protocol::Problem;
 pub(crate) const ROWS: usize = 64;
 pub(crate) const WIDTH: usize = 8;
 
-/// Number `index` of an embedding. `value` in `tests/golden/shards/make_fixtures.py` uses the same formula.
+/// Element `index` of an embedding. `value` in `tests/golden/shards/make_fixtures.py` uses the same formula.
 pub(crate) fn value(row: usize, index: usize, view: usize) -> f16 {
     f16::from_f64((((row * 37 + index * 11 + view * 5) % 512) as f64 - 256.0) / 32.0)
 }
@@ -46,7 +46,7 @@ pub(crate) fn write_with(
     let (mut first, second) = (embeddings(0), embeddings(1));
     change(&mut latitudes, &mut longitudes, &mut first);
     let mut writer = ShardWriter::create(out, options)?;
-    // The writer must accept pieces of any size, so rows are pushed in pieces that differ from the row groups.
+    // The writer must accept pieces of any size, so the pieces pushed here differ from the row groups.
     for (start, end) in [(0, 5), (5, 60), (60, ROWS)] {
         let values = |view: &'_ [f16]| view[start * WIDTH..end * WIDTH].to_vec();
         writer.push(&WriterRows {

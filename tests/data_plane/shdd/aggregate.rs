@@ -40,7 +40,8 @@ fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
     decoder.anchors().basis().tensor(points, Device::Cpu).expect("the codes fit into memory").unsqueeze(0)
 }
 
-/// Aggregates samples. The mean of their codes takes the place of the code that the network expects for the image.
+/// Aggregates samples. There is no network here, so the mean of the samples' codes replaces the code that a network
+/// would predict for the image.
 fn aggregate_samples(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     let expected_ic = match codes_ikc.dim() {
         3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
@@ -104,8 +105,8 @@ fn aggregate_by_medoid_median_and_mixture_ignores_outliers() {
 }
 
 /// The logarithm of the mixture's density at the point `at`, computed directly from the definition. The density is the
-/// mean over samples k of exp(s f_k(at)) / Z_k. Here s is the tempering, f_k(p) the product of the codes of sample k
-/// and point p, and Z_k the sum of exp(s f_k) over all anchors.
+/// mean over samples k of exp(s f_k(at)) / Z_k. Here s is the tempering, f_k(p) is the dot product of the codes of
+/// sample k and point p, and Z_k is the sum of exp(s f_k) over all anchors.
 fn log_mixture(decoder: &Decoder, samples: &[UnitVector], at: UnitVector) -> f64 {
     let basis = decoder.anchors().basis();
     let score = |one: UnitVector, other: UnitVector| {
@@ -202,8 +203,8 @@ fn aggregate_ties_go_to_the_earliest_sample() {
 }
 
 /// Nine samples are in one region and seven in another. The posterior medoid gives each sample a weight that depends on
-/// the density that the network expects there. The test first passes these densities directly, and then a code from
-/// which they are computed.
+/// the density that the network expects at the sample. The test first passes these densities directly, and then a
+/// code from which they are computed.
 #[test]
 fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
@@ -224,7 +225,8 @@ fn aggregate_favours_samples_near_the_expected_code() {
     }
 }
 
-/// A step of 1 km from the median in any direction does not lower the sum of distances, even if the median is a sample.
+/// A step of 1 km from the median in any direction does not lower the sum of distances to the samples. This also holds
+/// if the median is one of the samples.
 #[test]
 fn aggregate_median_has_the_least_sum_of_distances() {
     for step in 0..40 {

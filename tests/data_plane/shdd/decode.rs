@@ -1,5 +1,5 @@
-//! Tests of the decoder, which turns codes into places. They cover tiles of anchors, neighbourhood sums in log space
-//! and refinement.
+//! Tests of the decoder, which turns codes into places. The tests cover tiles of anchors, neighbourhood sums in log
+//! space and refinement.
 
 use std::time::Instant;
 
@@ -28,8 +28,8 @@ fn dense_gallery(center: UnitVector, side: i32, spacing_km: f64) -> Vec<UnitVect
 const SMALL: Budget = Budget { kept_bytes_max: 0, tile_bytes: 4 << 20, scores_bytes: 4 << 20 };
 
 /// The coarsest grid from which refinement must converge. Above degree 47, computing the harmonics of the whole grid
-/// takes seconds, so the grid is thinned: it keeps all points within five resolutions of a target, and every eighth
-/// point elsewhere, where side lobes are below 2 % of the peak.
+/// takes seconds, so the grid is thinned. All points within five resolutions (π / degree) of a target are kept. Farther
+/// away, side lobes are below 2 % of the peak, and only every eighth point is kept.
 fn grid(degree: u32, targets: &[UnitVector]) -> Vec<UnitVector> {
     let whole = fibonacci_grid(grid_points_min(degree));
     if degree <= 47 {
@@ -94,7 +94,7 @@ fn decode_in_tiles_equals_decode_at_once() {
             // The two computations may add the 576 products of a score in different orders.
             assert!(
                 (score - close).abs() < 1e-3,
-                "anchor {anchor} has score {score} in tiles, anchor {same} has {close} at once"
+                "with tiles, anchor {anchor} has score {score}; without tiles, anchor {same} has score {close}"
             );
         }
         assert_eq!(one[0].0, other[0].0);
@@ -119,7 +119,7 @@ fn decode_of_equal_scores_takes_the_first_anchors() {
                 assert_eq!(
                     found,
                     (0..count).collect::<Vec<_>>(),
-                    "{coarse:?}, tiles of {tile_bytes} bytes: other anchors than the first were found"
+                    "{coarse:?}, tiles of {tile_bytes} bytes: did not find the first anchors"
                 );
             }
         }
@@ -165,8 +165,8 @@ fn decode_of_filtered_codes_equals_decode_of_zero_filled_codes() {
 }
 
 /// If scores are computed only from 16-bit factors, many clean codes are decoded more than a kilometre off: over 80 %
-/// with bf16 and over 20 % with f16. If the best 64 anchors are scored again in f32, the right anchor is found for
-/// every code.
+/// with bf16 and over 20 % with f16. If the 64 anchors with the best f16 scores are scored again in f32, the right
+/// anchor is found for every code.
 #[test]
 fn decode_rescoring_finds_what_16_bits_miss() {
     let points = dense_gallery(place(48.86, 2.35), 61, 1.05);
@@ -194,7 +194,7 @@ fn decode_rescoring_finds_what_16_bits_miss() {
             Vec::try_from(scores_ba.topk(64, 1, true, false).1).expect("the tensor holds numbers");
         let lacks = |(best, truth): &(&Vec<i64>, &usize)| !best.contains(&(**truth as i64));
         let lacking = best.iter().zip(&truth).filter(lacks).count() as f64 / truth.len() as f64;
-        println!("{kind:?} alone: {:.1} % over 1 km off, {:.1} % not among 64", missed * 100.0, lacking * 100.0);
+        println!("{kind:?}: {:.1} % over 1 km off, {:.1} % not in the best 64", missed * 100.0, lacking * 100.0);
         (missed, lacking)
     };
     let (missed, lacking) = alone(Kind::BFloat16);
@@ -266,7 +266,8 @@ fn decode_neighbourhood_sums_equal_brute_force() {
         assert!(largest > 150.0, "scores of {largest} are too small to overflow f32");
         let found = Neighbourhood::new(&points, radius_km).expect("the radius is valid").log_sums(&scores);
         for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            // `log_sums` omits terms below e⁻³² of the largest term. Fewer than a thousand terms are omitted.
+            // `log_sums` omits terms below e⁻³² times the largest term, fewer than a thousand in all. Small sums are
+            // therefore inexact and are not compared.
             let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
             assert!(close, "the sum of anchor {anchor} within {radius_km} km is {found}, wanted {wanted}");
         }
@@ -292,7 +293,7 @@ fn decode_with_a_neighbourhood_prefers_the_crowd() {
             .point
     };
     assert_eq!(decode(0.0), alone);
-    // The whole crowd is within 30 km of several anchors, so any of them may have the largest sum.
+    // The whole crowd is within 30 km of several anchors, so any of these anchors may have the largest sum.
     assert!(decode(30.0).distance(crowd).0 < 15.0);
 }
 
@@ -323,8 +324,8 @@ fn decode_neighbourhoods_of_100k_anchors_are_fast() {
     assert!(began.elapsed().as_secs_f64() < 5.0);
 }
 
-/// Upper bound in bytes for the memory of a decode that keeps no harmonics. It includes the points, the scores twice
-/// and a tile four times, but not the codes.
+/// Upper bound in bytes for the memory of a decode that keeps no harmonics. It includes the points, two copies of the
+/// scores and four copies of a tile, but not the codes.
 fn bytes_bound(anchors: usize, budget: Budget) -> usize {
     anchors * 24 + 2 * budget.scores_bytes.max(4 * anchors) + 4 * budget.tile_bytes
 }
@@ -345,7 +346,7 @@ fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     let budget = Budget { kept_bytes_max: 0, tile_bytes: 32 << 20, scores_bytes: 16 << 20 };
     let anchors =
         Anchors::new(basis, fibonacci_grid(60_000), Device::Cpu, Coarse::F32, budget).expect("there are anchors");
-    // A first decode lets libraries allocate what they allocate only once, so that this memory is not counted.
+    // A first decode triggers the one-time allocations of libraries, so that they are not counted below.
     anchors.best(&codes_bc.narrow(0, 0, 1), 1).expect("the codes are finite");
     let before = crate::resident_bytes();
     reset_peak();
@@ -357,8 +358,8 @@ fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     assert!(grown < bytes_bound(60_000, budget) as u64, "memory grew by {grown} bytes, wanted less than the bound");
 }
 
-/// Bytes for the sums over neighbourhoods. Each anchor takes two numbers and a vector. In addition, every thread takes
-/// a sum and its logarithm for each anchor.
+/// Bytes for the sums over neighbourhoods: two integers and a vector per anchor. In addition, every thread needs a sum
+/// and its logarithm for each anchor.
 fn neighbourhood_bytes(anchors: usize, threads: usize) -> usize {
     anchors * (40 + 16 * threads)
 }

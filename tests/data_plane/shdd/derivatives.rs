@@ -1,4 +1,5 @@
-//! Derivatives along the sphere equal finite differences. At the peak of a clean code they equal closed formulas.
+//! Derivatives along the sphere equal finite differences. At the peak of a clean code (the code of a single
+//! point) they equal closed formulas.
 
 use std::f64::consts::PI;
 
@@ -23,7 +24,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 fn shdd_derivatives_equal_finite_differences() {
     const STEP: f64 = 1e-3;
     let basis = Basis::new(15).expect("the degree is at most 511");
-    // The function is rough, because its coefficients of high degree are as large as those of low degree.
+    // The function is rough: its coefficients of high degree are as large as its coefficients of low degree.
     let coefficients: Vec<f64> = (0..basis.dims()).map(|index| (1.0 + index as f64).powi(2).sin()).collect();
     for point in points() {
         let local = basis.value_gradient_hessian(&coefficients, point).expect("the code has the right length");
@@ -44,8 +45,9 @@ fn shdd_derivatives_equal_finite_differences() {
                 (dot(&local.gradient, &tangent) - slope).abs(),
                 (e * e * ee + 2.0 * e * n * en + n * n * nn - bend).abs(),
             );
-            // With step h, the truncation errors of the slope and of the bend are h⁴ f⁽⁵⁾/30 and h⁴ f⁽⁶⁾/90. The
-            // derivatives f⁽ᵏ⁾ are at most 15ᵏ · 10, so the errors are at most 3e-7 and 1.3e-6.
+            // With step h, the truncation error is h⁴ f⁽⁵⁾/30 for the slope (first derivative) and h⁴ f⁽⁶⁾/90 for the
+            // bend (second derivative). The derivatives f⁽ᵏ⁾ are at most 15ᵏ · 10, so the errors are at most 3e-7 and
+            // 1.3e-6.
             assert!(
                 slope_error < 3e-7 && bend_error < 1.3e-6,
                 "at {point:?}, the slope is off by {slope_error:e} and the bend by {bend_error:e}"

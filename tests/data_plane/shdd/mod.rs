@@ -30,7 +30,7 @@ fn basis(degree: u32) -> Basis {
     Basis::new(degree).expect("the degree is at most 511")
 }
 
-/// The right side of the addition theorem: the sum of (2l+1)/4π P_l(t) over l = 0, ..., `degree`. The Legendre
+/// The right side of the addition theorem: the sum of (2l+1)/4π · P_l(t) over l = 0, ..., `degree`. The Legendre
 /// polynomials P_l are computed by recursion.
 fn kernel(degree: u32, t: f64) -> f64 {
     let (mut older, mut old, mut sum) = (0.0, 1.0, 1.0);
@@ -167,8 +167,8 @@ fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
                 let share = (2 * l + 1) as f64 / (4.0 * PI);
                 let error = (dot(part, part) / share - 1.0).abs();
                 // Near a pole, a harmonic of degree l has a slope of about l² in z, so the rounding error of z, 1e-16,
-                // changes it by up to 3e-11 at degree 511. Each of the l steps of the recursion adds its own rounding
-                // error.
+                // changes the harmonic by up to 3e-11 at degree 511. Each of the l steps of the recursion adds its own
+                // rounding error.
                 assert!(error < 1e-9, "degree {degree}, l = {l}: the sum of squares is off by {error:e}");
                 largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
             }
@@ -234,8 +234,8 @@ fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
         let code = basis.encode_f64(&[point]);
         for (index, (got, want)) in code.iter().zip(want).enumerate() {
             largest = largest.max((got - want).abs());
-            // The harmonics have slopes of up to 47 × 2.8, coordinates are rounded by 1e-16, and the errors of 47
-            // recursion steps add up.
+            // Causes of the difference: coordinates are rounded by 1e-16, the harmonics have slopes of up to 47 × 2.8,
+            // and the errors of 47 recursion steps add up.
             assert!((got - want).abs() < 1e-12, "dimension {index} of {xyz:?} is {got}, wanted {want}");
         }
     }
@@ -261,8 +261,8 @@ fn shdd_random_points_depend_only_on_seed_step_and_index() {
     let many = uniform_points(1, 0, 0, 100_000).expect("the draw is in range");
     for axis in 0..3 {
         let mean = |power: i32| many.iter().map(|point| point.xyz()[axis].powi(power)).sum::<f64>() / 1e5;
-        // The tolerances are five standard errors. The standard error of the mean is √(1/3 / 1e5) = 0.0018, and that of
-        // the mean square √(4/45 / 1e5) = 0.00094.
+        // The tolerances are five standard errors. The standard error is √(1/3 / 1e5) = 0.0018 for the mean and
+        // √(4/45 / 1e5) = 0.00094 for the mean square.
         assert!(
             mean(1).abs() < 0.0092 && (mean(2) - 1.0 / 3.0).abs() < 0.0048,
             "axis {axis}: the mean or the mean square is wrong"
@@ -278,7 +278,7 @@ fn shdd_filter_keeps_the_dimensions_of_largest_variance() {
     assert_eq!(Filter::from_indices(&filter.indices(), 6).expect("the indices come from a filter"), filter);
     let codes = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([2, 6]);
     let selection = filter.to_device(Device::Cpu).expect("the filter is valid");
-    let kept = selection.apply(&codes).expect("the codes are whole");
+    let kept = selection.apply(&codes).expect("the codes have all dimensions");
     assert_eq!(Vec::<f32>::try_from(kept.view([-1])).expect("the codes are f32"), [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]);
     let back = filter.scatter(&kept).expect("the codes are filtered");
     let want = [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0, 0.0, 0.0];

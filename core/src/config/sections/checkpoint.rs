@@ -12,7 +12,7 @@ section! {
         pub run: String = String::new(),
         /// Steps between checkpoints.
         pub every: u64 = 1000,
-        /// Number of latest checkpoints to keep. The one with the best validation score is always kept.
+        /// Number of latest checkpoints to keep. The checkpoint with the best validation score is always kept.
         pub keep: u32 = 3,
     }
 }

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
-/// Fewest points of an automatic grid.
+/// Minimum number of points of an automatic grid.
 const GRID_POINTS_AUTO_MIN: u32 = 21_000;
 
-/// Fewest grid points with which refinement reaches the mode of a code: 4 (L + 1)². `shdd::decode` explains why.
+/// Minimum number of grid points for refinement to reach the mode of a code: 4 (L + 1)². `shdd::decode` explains why.
 pub fn grid_points_min(degree: u32) -> u32 {
     4 * (degree + 1).pow(2)
 }
@@ -18,10 +18,10 @@ pub fn grid_points_min(degree: u32) -> u32 {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregator {
-    /// The sample with the most neighbours, each weighted by the density that the network predicts from the image
-    /// alone, before sampling.
+    /// The sample with the most neighbours, where each neighbour is weighted by the density that the network predicts
+    /// from the image alone, before sampling.
     PosteriorMedoid,
-    /// The sample with the most neighbours, all weighted equally.
+    /// The sample with the most neighbours, where all neighbours have the same weight.
     KernelMedoid,
     /// The direction of the mean unit vector.
     MeanVector,
@@ -79,7 +79,8 @@ section! {
         pub anchors: DecodeAnchors = DecodeAnchors::Gallery,
         /// Number of grid points. "auto": 21000, or 4 (L + 1)² if that is more. `refine` requires at least 4 (L + 1)².
         pub grid_points: AutoOr<u32> = AutoOr::Auto,
-        /// Score each point by the sum of the density over the points within this radius, km. 0: by its own density.
+        /// Score each point by the sum of the density over the points within this radius, km. 0: by the point's own
+        /// density.
         pub neighbourhood_km: f64 = 0.0,
         /// Move each decoded point to the nearest mode on the continuous sphere.
         pub refine: bool = false,
@@ -117,7 +118,8 @@ impl EvalConfig {
         checker.not_negative("eval.guidance", self.guidance);
         if let Some(points) = self.grid_points.value() {
             checker.within("eval.grid_points", points, 100..=10_000_000);
-            // `ModelConfig::check` reports a degree that is out of range. `min` keeps its square from overflowing.
+            // `ModelConfig::check` reports a degree that is out of range. `min` prevents an overflow of the degree's
+            // square.
             let wanted = grid_points_min(degree.min(1023));
             if self.refine && points < wanted {
                 let message = format!(

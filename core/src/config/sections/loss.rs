@@ -26,7 +26,7 @@ section! {
         /// Weight of the KL divergence. "auto": 5.76 / d for codes of d dimensions, because the KL grows with d. d is
         /// (L + 1)², or `model.low_pass_dims` if that is set.
         pub kl_weight: AutoOr<f64> = AutoOr::Auto,
-        /// Weight of the mean squared error. With the KL alone, sampling drifts.
+        /// Weight of the mean squared error. With the KL divergence alone, samples would drift.
         pub l2_weight: f64 = 1.0,
         /// Weight of the mean absolute error.
         pub l1_weight: f64 = 0.0,

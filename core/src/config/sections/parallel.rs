@@ -19,7 +19,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Whether workers compute on GPUs; `any_gpu` says whether the machine has one.
+    /// Whether workers compute on GPUs; `any_gpu` says whether the machine has a GPU.
     pub fn on_cuda(self, any_gpu: bool) -> bool {
         match self {
             Self::Auto => any_gpu,

@@ -13,7 +13,7 @@ pub enum RetrievalHead {
     Geoclip,
     /// The transpose of the projection that made the embeddings, for simulated shards.
     Linear,
-    /// Nearest neighbours among the training photos, for any other embedding.
+    /// Nearest neighbours among the training photos, for embeddings of any other kind.
     Knn,
 }
 
@@ -22,15 +22,15 @@ pub enum RetrievalHead {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum HybridMode {
-    /// Points within the radius of any sample; the most similar wins. The paper's method.
+    /// Of the points within the radius of any sample, the point most similar to the photo wins. The paper's method.
     AnySample,
-    /// Points within the radius of LocDiff's answer; the most similar wins.
+    /// Of the points within the radius of LocDiff's answer, the point most similar to the photo wins.
     Aggregate,
-    /// Points within the radius of LocDiff's answer; the highest score wins. The score is the similarity plus the
-    /// weighted log density of the samples.
+    /// Of the points within the radius of LocDiff's answer, the point with the highest score wins. The score is the
+    /// similarity plus the weighted log density of the samples.
     Fusion,
-    /// Points as in "fusion". Those with the highest scores vote for the points near them, and the point with the most
-    /// votes wins.
+    /// Considers the same points as "fusion". The points with the highest scores vote for each other, more strongly if
+    /// they are close, and the point with the most votes wins.
     Consensus,
 }
 
@@ -49,12 +49,12 @@ section! {
         pub mode: HybridMode = HybridMode::Fusion,
         /// Weight of the samples' log density in the score of "fusion" and "consensus".
         pub density_weight: f64 = 3.0,
-        /// Kernel width of the samples' density, km.
+        /// Width of the kernel with which the density of the samples is estimated, km.
         pub density_km: f64 = 25.0,
         /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo is the
         /// answer. More: the photos vote on the answer, as the gallery points do in mode = "consensus".
         pub knn_neighbours: u32 = 1,
-        /// With head = "knn": factor on the cosine similarities of photos. GeoCLIP's own factor is 39.7.
+        /// With head = "knn": factor that multiplies the cosine similarities of photos. GeoCLIP's own factor is 39.7.
         pub knn_scale: f64 = 40.0,
     }
 }

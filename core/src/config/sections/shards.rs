@@ -33,7 +33,7 @@ pub enum Tail {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
-    /// The fastest memory that has room.
+    /// The fastest memory that has room for all rows; if no memory has room, no cache.
     Auto,
     /// No cache.
     None,
@@ -52,7 +52,7 @@ section! {
         pub validation: String = String::new(),
         /// Rows for `eval`.
         pub test: String = "shards/test".into(),
-        /// Name of the identifier column. Files without it use row numbers.
+        /// Name of the identifier column. In files without this column, row numbers are the identifiers.
         pub id_column: String = "id".into(),
         /// Name of the latitude column, degrees.
         pub latitude_column: String = "lat".into(),

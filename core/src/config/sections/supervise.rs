@@ -20,18 +20,18 @@ section! {
         /// Longest allowed time without progress in a training step or another computation, seconds. Must exceed
         /// `collective_timeout_s`.
         pub step_timeout_s: f64 = 900.0,
-        /// Longest allowed time without progress while a worker waits for a checkpoint to be written, seconds. Writing a
-        /// part of a file is progress. Also the longest time that the background write of a checkpoint may take.
+        /// Longest allowed time without progress while a worker waits for a checkpoint to be written, seconds. Writing
+        /// a part of a file is progress. Also the longest time that the background write of a checkpoint may take.
         pub checkpoint_timeout_s: f64 = 1800.0,
         /// Longest allowed time without progress in an evaluation, seconds.
         pub evaluation_timeout_s: f64 = 900.0,
-        /// Longest time that a worker may take to exit after it has sent its result, seconds. Then it is killed.
+        /// Longest time that a worker may take to exit after it has sent its result, seconds. A worker that takes
+        /// longer is killed.
         pub stop_timeout_s: f64 = 5.0,
         /// Longest time that workers may take to finish their step and write a checkpoint after SIGTERM, SIGUSR1 or
-        /// Ctrl-C, seconds. Then they are killed.
+        /// Ctrl-C, seconds. Workers that take longer are killed.
         pub preempt_timeout_s: f64 = 25.0,
-        /// Largest number of restarts of failed workers since the last new checkpoint (`--max-restarts`). 0: never
-        /// restart.
+        /// Largest number of restarts in a row without a new checkpoint (`--max-restarts`). 0: never restart.
         pub max_restarts: u32 = 3,
         /// How long an outage of storage or network may last before the command gives up, seconds. Restarts during an
         /// outage do not count towards `max_restarts`.
@@ -67,11 +67,12 @@ impl SuperviseConfig {
         ];
         let shortest_s = phases_s.into_iter().fold(f64::INFINITY, f64::min);
         if self.heartbeat_s >= shortest_s {
-            let wanted = format!("is {}, wanted less than every timeout of a phase ({shortest_s})", self.heartbeat_s);
+            let wanted = format!("is {}, wanted less than the shortest phase timeout ({shortest_s})", self.heartbeat_s);
             checker.push("supervise.heartbeat_s", wanted);
         }
         if self.step_timeout_s <= self.collective_timeout_s {
-            // A training step contains collective operations, so its limit must be longer than that of one operation.
+            // A training step contains collective operations, so the limit of a step must be longer than the limit of
+            // one operation.
             let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);
             checker.push("supervise.step_timeout_s", format!("{wanted} ({})", self.collective_timeout_s));
         }

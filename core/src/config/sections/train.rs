@@ -39,8 +39,8 @@ section! {
         pub steps: u64 = 40_000,
         /// Rows per step over all workers. Does not depend on the number of workers.
         pub global_batch: u32 = 4096,
-        /// Most rows that a worker passes through the network at once. If its share of the batch is larger, gradients
-        /// are accumulated over several passes. 0: no limit.
+        /// Largest number of rows that a worker passes through the network at once. If the worker's share of the batch
+        /// is larger, gradients are accumulated over several passes. 0: no limit.
         pub micro_batch: u32 = 0,
         /// Seed of all random numbers, 0 to 2⁶³ - 1.
         pub seed: u64 = 0,
@@ -56,7 +56,7 @@ section! {
         pub beta1: f64 = 0.9,
         /// Decay rate of AdamW's second moment.
         pub beta2: f64 = 0.99,
-        /// Added to the square root of AdamW's second moment.
+        /// AdamW's epsilon, which is added to the square root of the second moment.
         pub epsilon: f64 = 1e-8,
         /// Decoupled weight decay.
         pub weight_decay: f64 = 0.1,
@@ -71,7 +71,7 @@ section! {
         pub cuda_graph: bool = true,
         /// CPU threads per worker. Affects results in the last bits, so a resumed run cannot change it.
         pub threads: u32 = 1,
-        /// Steps with a gradient that is not finite are skipped. This many in a row end the run.
+        /// Steps whose gradient is not finite are skipped. This many skipped steps in a row end the run.
         pub nonfinite_steps_max: u32 = 20,
         /// Steps between log lines and between points in TensorBoard.
         pub log_every: u64 = 20,
@@ -84,7 +84,7 @@ section! {
         /// never. A checked step takes two to three times as long.
         pub replay_check_every: u64 = 0,
         /// Peak speed of one GPU in the number format of `precision`, TFLOP/s. TensorBoard shows the utilisation relative
-        /// to it. "auto": looked up by the name of the GPU, if known.
+        /// to this speed. "auto": looked up by the name of the GPU, if known.
         pub peak_tflops: AutoOr<f64> = AutoOr::Auto,
     }
 }

@@ -26,7 +26,7 @@ use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, RunLock};
 
-/// How the name of a file with answers begins.
+/// Prefix of the names of files with answers.
 const PREDICTIONS: &str = "predictions-";
 
 /// Name of the file with tuned settings of LocDiff-H.

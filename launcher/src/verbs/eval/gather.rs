@@ -56,7 +56,7 @@ impl Gather {
             return Ok(());
         }
         let twice = self.twice.map_or_else(String::new, |row| format!("; row {row} was received twice"));
-        let mixed = if has_same_methods { "" } else { "; the rows do not all have answers of the same methods" };
+        let mixed = if has_same_methods { "" } else { "; not all rows have answers from the same methods" };
         Err(reported!(WorkerFailed, "{got} of {count} rows were received{twice}{mixed}: this is a bug"))
     }
 }

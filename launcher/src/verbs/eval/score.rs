@@ -38,7 +38,7 @@ pub(super) struct ScoreTask {
     pub(super) board: BoardTarget,
 }
 
-/// Where the scores are shown in TensorBoard.
+/// The TensorBoard files and the step to which the scores are written.
 #[derive(Debug)]
 pub(super) struct BoardTarget {
     /// Folder of the TensorBoard files.
@@ -79,7 +79,7 @@ impl ScoreTask {
         Ok((found, differences))
     }
 
-    /// Writes the scores to TensorBoard, unless another launcher holds the run.
+    /// Writes the scores to TensorBoard, unless another launcher holds the lock of the run.
     fn show(&self, found: &[MethodScore]) -> Result<(), LaunchError> {
         let BoardTarget { folder, step, lock_first } = &self.board;
         let lock = lock_first.as_deref().map(RunLock::try_take_for_evaluation).transpose()?;

@@ -1,5 +1,5 @@
-//! The results table, as rows for JSON and as text. In the text, each row has a line with its values. A computed row
-//! also has a line with 95 % intervals.
+//! The results table, as rows for JSON and as text. In the text, each row has a line with its values. A row of computed
+//! (not published) values also has a line with 95 % intervals.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use super::score::{Difference, MethodScore};
 /// Width of the first column.
 const NAME: usize = 30;
 
-/// Headings and numbers of decimals of the columns to the right of the accuracies.
+/// The columns to the right of the accuracies: the heading and the number of decimals of each column.
 const OTHER_SCORES: [(&str, usize); 5] =
     [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
 
@@ -121,7 +121,7 @@ impl Cell {
         value.map_or_else(Self::none, |value| Self { value: format!("{value:.decimals$}"), bounds: None })
     }
 
-    /// A cell with a published number, which keeps all its digits.
+    /// A cell with a published number. The number is shown with all its digits.
     fn published(value: Option<f64>) -> Self {
         let digits = |value: f64| {
             if format!("{value:.1}").parse() == Ok(value) { format!("{value:.1}") } else { value.to_string() }
@@ -178,7 +178,7 @@ impl Row {
 pub(super) fn notes(rows: &[Row], differences: &[Difference]) -> String {
     let mut text = String::new();
     for Difference { less, within, .. } in differences {
-        let _ = write!(text, "LocDiff-H less {less}, paired:");
+        let _ = write!(text, "LocDiff-H minus {less}, paired:");
         for within in within {
             let (km, Interval { value, lo, hi }) = (within.km, within.percent);
             let _ = write!(text, "  {km} km {value:+.1} ({lo:+.1} to {hi:+.1})");
@@ -190,7 +190,7 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference]) -> String {
         Row::Published(_) => None,
     });
     if let Some(count) = out_of_range {
-        let _ = writeln!(text, "LocDiff-H: in {count} rows no gallery point was in range and LocDiff's answer stands");
+        let _ = writeln!(text, "LocDiff-H: in {count} rows no gallery point was in range, so LocDiff's answer is used");
     }
     text
 }

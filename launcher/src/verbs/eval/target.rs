@@ -14,7 +14,7 @@ use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
 /// Finds the run and its checkpoint, and prints both. The checkpoint is protected from removal. The configuration comes
-/// from `--config` or, if this flag is not given, from the run. `--set` and the other flags override this configuration.
+/// from `--config` or, if this flag is not given, from the run. `--set` and the other flags override it.
 pub(super) fn find(
     global: &Global,
     is_hybrid: bool,
@@ -33,8 +33,8 @@ pub(super) fn find(
     };
     let (checkpoint, reason, protected) = loop {
         let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
-        // `share` returns `None` if the checkpoint has just been removed. Then choose again, because there is a newer
-        // one.
+        // If the checkpoint has just been removed, `share` returns `None`. Then choose again, because there is a newer
+        // checkpoint.
         if let Some(protected) = CheckpointUse::share(&checkpoint.path) {
             break (checkpoint, reason, protected);
         }

@@ -27,8 +27,8 @@ pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
     record
 }
 
-/// The command that resumes the run: `arguments` without `--inject`, and with `--run NAME` unless they already name the
-/// run.
+/// The command that resumes the run: `arguments` without `--inject`. If they do not name the run, `--run NAME` is
+/// added.
 pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut arguments = arguments.peekable();
@@ -49,7 +49,7 @@ pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str)
     words.join(" ")
 }
 
-/// Puts a word in quotes if a shell needs them.
+/// Puts a word in quotes if a shell needs the quotes.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@+".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -1,4 +1,4 @@
-//! A connection to a bucket, with the runtime that drives it.
+//! A connection to a bucket, with the async runtime that drives the connection.
 
 use std::future::Future;
 
@@ -14,7 +14,7 @@ use crate::shards::error::ShardsError;
 /// Number of threads of the runtime that drives the connections.
 const RUNTIME_THREADS: usize = 2;
 
-/// A connection to a bucket, with the runtime that drives it.
+/// A connection to a bucket, with the async runtime that drives the connection.
 pub(super) struct Bucket {
     pub(super) name: String,
     pub(super) store: AmazonS3,

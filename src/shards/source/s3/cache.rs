@@ -2,8 +2,8 @@
 //!
 //! Invariant: [`ObjectCache::read`] returns exactly the bytes that were stored for the same URL, version and range.
 //! Every read verifies a checksum, which is seeded with the key of the entry, and deletes the entry if the checksum
-//! does not match. The total size of all entries, including those that are being written, never exceeds the limit:
-//! space for an entry is reserved before it is written, under a lock shared by all processes that use the folder.
+//! does not match. The total size of all entries, including those that are being written, never exceeds the limit. To
+//! keep this limit, space for an entry is reserved before the entry is written, under a lock that all processes share.
 //!
 //! A failure of the cache is never an error for the caller. If an entry cannot be written, a warning is logged, and
 //! this process stores nothing more. Bytes that are not in the cache are fetched from the server.

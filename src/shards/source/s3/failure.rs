@@ -59,7 +59,7 @@ pub(super) fn kind(error: &Error) -> Kind {
         }
         let text = link.to_string();
         requested |= text.starts_with("Error performing");
-        // For a failed listing, only the text of the error contains the status.
+        // For a failed listing, only the text of the error contains the HTTP status.
         match text.split_once("status code: ").map(|(_, status)| status.get(..3).unwrap_or_default()) {
             Some("404") => return Kind::Missing,
             Some("401" | "403") => return Kind::Refused,

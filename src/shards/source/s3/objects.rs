@@ -65,7 +65,8 @@ impl Object {
         Ok(())
     }
 
-    /// The ETag that a request names as its condition. `None` if it is unknown or weak: a weak ETag would never match.
+    /// The ETag for the `If-Match` condition of a request. `None` if the ETag is unknown, or weak: a weak ETag would
+    /// never match.
     fn condition(&self) -> Option<String> {
         self.etag.get().filter(|etag| !etag.starts_with("W/")).cloned()
     }
@@ -124,7 +125,7 @@ impl ByteSource for S3Files {
         let end = offset.checked_add(into.len() as u64);
         if end.is_none_or(|end| end > object.bytes) {
             let reason = format!(
-                "the object has {} bytes, but {} bytes from byte {offset} on are needed: it was cut short",
+                "the object has {} bytes, but {} bytes are needed from byte {offset} on: it was cut short",
                 object.bytes,
                 into.len()
             );

@@ -24,13 +24,14 @@ pub struct S3Options {
 
 impl std::fmt::Debug for S3Options {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The variables are left out, because they hold secrets.
+        // The environment variables are left out, because they hold secrets.
         out.debug_struct("S3Options").field("cache_folder", &self.cache_folder).finish_non_exhaustive()
     }
 }
 
 impl S3Options {
-    /// Takes credentials and server from the environment, and the cache from the configuration.
+    /// Takes credentials and server from the environment, and the cache from the configuration. If no cache folder is
+    /// configured, the folder comes from XDG_CACHE_HOME or HOME.
     pub fn from_env(config: &ShardsConfig) -> Self {
         let utf8 =
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -68,7 +69,7 @@ impl S3Options {
         self.variables.iter().find(|(key, _)| *key == wanted).map(|(_, value)| value.as_str())
     }
 
-    /// Whether the variables contain credentials, name a service that provides them, or turn signatures off.
+    /// Whether the variables contain credentials, name a service that provides credentials, or turn signatures off.
     pub(super) fn has_credentials(&self) -> bool {
         use AmazonS3ConfigKey::{
             AccessKeyId, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri, MetadataEndpoint,

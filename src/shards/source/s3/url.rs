@@ -39,7 +39,7 @@ impl Url {
         format!("s3://{bucket}/{key}")
     }
 
-    /// The longest folder path at the start of the key that contains no wildcard. `None` if the key has no wildcard.
+    /// The folders of the key before the first wildcard. `None` if the key has no wildcard.
     pub(super) fn glob_base(&self) -> Option<&str> {
         let wild = self.key.find(['*', '?', '['])?;
         Some(self.key[..wild].rsplit_once('/').map_or("", |(base, _)| base))
