@@ -29,7 +29,7 @@ def install_file(source, target, mode):
 
 
 def libraries(worker):
-    """Yields the libraries to install as `(source, path under lib/locdiff)`."""
+    """Yields a pair `(source, path under lib/locdiff)` for each library to install."""
     places = {name: Path(place) for name, place in elf.resolve(worker) if place}
     lib = places["libtorch_cpu.so"].resolve().parent
     nvidia = lib.parent.parent / "nvidia"

@@ -292,7 +292,7 @@ def explain_pip(wheel, output):
 
 
 def check_space(base, missing):
-    """Checks that the disk has space for all unpacked wheels and, while pip downloads a wheel, for two copies of the wheel file."""
+    """Checks that the disk has space for all unpacked wheels and for two copies of the largest wheel file. pip makes two copies during a download."""
     needed = sum(wheel.unpacked_bytes for wheel in missing) + 2 * max(wheel.download_bytes for wheel in missing)
     free = shutil.disk_usage(base).free
     if free < needed:

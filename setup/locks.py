@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 SETS = ("cpu", "link", "cuda")
 
-# Files to unpack: libraries, headers and licences, but no Python code.
+# Files to unpack: libraries, headers, licences and torch/version.py. The rest of torch's Python code is left out.
 WANTED_MEMBER = re.compile(r"^(torch/lib/|torch/include/|torch/version\.py$|nvidia/)|\.dist-info/.*(licen[sc]e|notice|copying)", re.IGNORECASE)
 
 ENTRY = re.compile(r"^# bytes: download (\d+), unpacked (\d+)\n([a-z0-9-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)

@@ -30,7 +30,7 @@ LOG_LINES_SHOWN = 200
 LONG_MODULES = ("eval", "comm", "split", "perturbation", "train", "gang", "world")
 # Crates that take long to compile and do not need libtorch; compiled while libtorch is downloaded.
 EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
-# The project has no examples. --examples only makes cargo enable the dependency features of the tests, so that nothing is built twice.
+# The project has no examples. With --examples, cargo enables the same features of dependencies as for the tests, so that nothing is built twice.
 AS_FOR_TESTS = ("--examples",)
 
 
@@ -92,7 +92,7 @@ class Stamp:
 
 
 def unless_unchanged(name, inputs, work):
-    """Runs a stage unless its inputs are unchanged since it last passed."""
+    """Runs a stage, or skips it if its inputs have not changed since it last passed."""
     stamp = Stamp(name, inputs)
     if not stamp.passed:
         timed(name, work)
@@ -106,7 +106,7 @@ class BackgroundStage:
         self.log_path = TARGET / (name + ".log")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "w") as log_file:
-            # `nice` gives the build priority, because everything else waits for the build.
+            # `nice` lowers the priority of this stage, so that it does not slow down the build, for which everything waits.
             self.child = children.start(("nice", *arguments), stdout=log_file, stderr=subprocess.STDOUT)
 
     def finish(self):

@@ -16,7 +16,7 @@
 //!   refine LocDiff's answers.
 //! - [`infer`]: turns embeddings into places. Training and evaluation both locate photos with this module.
 //! - [`train`]: the training loop.
-//! - [`eval`]: computes the tables of the paper.
+//! - [`eval`]: locates photos for an evaluation, and repeats the paper's perturbation experiment.
 
 pub mod checkpoint;
 pub mod comm;

@@ -46,7 +46,7 @@ pub fn oom_kills(root: &Path) -> Option<u64> {
     oom_kills_in(&own.join("memory.events"))
 }
 
-/// The number of out-of-memory kills in one `memory.events`.
+/// The number of out-of-memory kills that one `memory.events` file reports.
 pub fn oom_kills_in(events: &Path) -> Option<u64> {
     field(events, "oom_kill")
 }

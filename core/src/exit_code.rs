@@ -53,7 +53,8 @@ exit_codes! {
     NotYet = 19,
     /// The data is intact but unsuitable: wrong width, missing column, a coordinate or number out of range.
     BadData = 20,
-    /// No data at the given location: an empty folder, or a manifest that lists a missing file.
+    /// Something that the command needs does not exist: shards, a file that a manifest lists, a run, a checkpoint, or
+    /// GeoCLIP's weights.
     NoData = 21,
     /// Damaged data or weights: a checksum mismatch or a truncated file.
     Corrupt = 22,
@@ -116,7 +117,7 @@ pub enum FailureKind {
     /// A restart would fail in the same way. Examples: invalid configuration, bad or damaged data, divergence, a full
     /// disk.
     Final,
-    /// A worker was killed or fell silent, or its peers were lost.
+    /// A worker was killed, stopped responding, or lost its peers.
     Lost,
     /// A worker panicked, exited, crashed, or got an error from CUDA. The second such failure at the same step is
     /// final.
@@ -142,7 +143,7 @@ const OUTAGES: [Errno; 7] = [
 ];
 
 impl FailureKind {
-    /// The kind of an error of which only the exit code is known.
+    /// The kind of an error, judged by its exit code alone.
     pub fn of_code(code: ExitCode) -> Self {
         match code {
             ExitCode::WorkerFailed | ExitCode::Internal => Self::Crash,

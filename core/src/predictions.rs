@@ -124,8 +124,8 @@ pub fn score_predictions(
         None if !table.other_text.is_empty() => {
             let columns = table.other_text.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
             let reason = format!(
-                "no id column, but text columns ({columns}); rename the column with the ids to {}, or remove all text \
-                 columns to match rows in the order of {truth_name}",
+                "there are text columns ({columns}), but none is an id column; rename the column with the ids to {}; \
+                 or, to match rows by the order of {truth_name}, remove all text columns",
                 tables::ID_NAMES.join(" or ")
             );
             return Err(PredictionsError::rows(&name, reason));

@@ -1,7 +1,7 @@
 //! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos.
 //!
-//! The objective is the mean accuracy over the thresholds, minus ten times the mean loss over the thresholds. The loss
-//! at a threshold is the number of percentage points by which LocDiff-H is less accurate than the better of LocDiff and
+//! The objective is the mean accuracy over the thresholds, minus ten times the mean loss of accuracy. The loss at a
+//! threshold is the number of percentage points by which LocDiff-H is less accurate than the better of LocDiff and
 //! retrieval alone. LocDiff-H should be at least as good as the better of the two at every threshold, so a point lost
 //! at one threshold weighs more than a point won at another. A loss is penalised rather than forbidden, because small
 //! losses on the validation photos are mostly chance.
@@ -23,8 +23,8 @@ use crate::protocol::TuningErrors;
 
 /// Height of a cell, in degrees of latitude. The width of a cell in km is about equal to its height in km.
 const CELL_DEGREES: f64 = 5.0;
-/// The penalty is this factor times the accuracy that LocDiff-H loses against the better of LocDiff and retrieval
-/// alone.
+/// The penalty is this factor times the accuracy that LocDiff-H loses against the better of two methods: LocDiff alone
+/// and retrieval alone.
 const LOSS_WEIGHT: f64 = 10.0;
 
 /// Invalid input: nothing to choose from, too few folds, or errors that are not finite or do not match the settings.

@@ -43,8 +43,8 @@ pub struct Global {
     /// Number of workers that share one replica of the model.
     #[arg(long, global = true, value_name = "N")]
     pub tensor_parallel: Option<u32>,
-    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; default: when a run is evaluated, the configuration of the
-    /// run; otherwise l47 on CUDA and demo on the CPU.
+    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file. Without this flag, `eval` of a run uses the run's
+    /// configuration and `demo` uses demo; everything else uses l47 on CUDA and demo on the CPU.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Set one field of the configuration; may be repeated.

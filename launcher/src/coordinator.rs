@@ -235,7 +235,7 @@ pub struct Coordinator {
     /// When to kill the workers that have not stopped after the user's request. `None` if the user has not asked to
     /// stop.
     stop_by: Option<Duration>,
-    /// The worker that made no progress when its peers reported a failed collective.
+    /// The worker that probably kept its peers waiting until they reported a failed collective.
     suspect: Option<StuckWorker>,
 }
 
@@ -445,7 +445,7 @@ impl Coordinator {
             }
             Phase::Stopping { give_up_at } if now >= *give_up_at => self.give_up(),
             Phase::Waiting { until } if now >= *until => {
-                // More workers may have complained in the meantime.
+                // More workers may have reported failed operations in the meantime.
                 self.suspect = self.find_suspect(now).or_else(|| self.suspect.take());
                 self.kill(now)
             }

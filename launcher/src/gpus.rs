@@ -72,8 +72,9 @@ fn selection() -> Option<String> {
 }
 
 /// If the list in `CUDA_VISIBLE_DEVICES` contains MIG instances (slices of a GPU), returns entry number `gpu` of the
-/// list. CUDA shows a process only the first instance of a list. A worker must therefore get a list of only its own
-/// entry, which is then its GPU 0. Returns `None` if the list contains no instances: a worker can get the whole list.
+/// list. CUDA shows a process only the first instance of a list. A worker must therefore get a list that contains only
+/// its own entry, which is then its GPU 0. Returns `None` if the list contains no instances; a worker can then get the
+/// whole list.
 pub fn own_instance(gpu: u32) -> Option<String> {
     instance_in(&selection()?, gpu)
 }
@@ -96,8 +97,9 @@ fn describe(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
 }
 
 /// Finds the GPUs and MIG instances that are visible. `selection` is the value of `CUDA_VISIBLE_DEVICES`; if it is
-/// `None`, all GPUs are visible. An entry is the index of a GPU, the beginning of a GPU's UUID, or the UUID of an
-/// instance, which `instance` looks up. The first entry that matches nothing, and all entries after it, are ignored.
+/// `None`, all GPUs are visible. Each entry of the list is the index of a GPU, the beginning of a GPU's UUID, or the
+/// UUID of a MIG instance (`instance` finds the instance). The first entry that matches nothing, and all entries after
+/// it, are ignored.
 fn visible(all: &[Gpu], instance: impl Fn(&str) -> Option<Gpu>, selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {
@@ -131,11 +133,11 @@ mod tests {
         assert_eq!(indices(None), [0, 1, 2]);
         assert_eq!(indices(Some("2, 0")), [2, 0]);
         assert_eq!(indices(Some("GPU-1a")), [1]);
-        assert_eq!(indices(Some("1,7,0")), [1], "an entry after an unknown GPU was used");
+        assert_eq!(indices(Some("1,7,0")), [1], "used an entry that follows an unknown GPU");
         assert!(indices(Some("")).is_empty());
         assert!(indices(Some("-1")).is_empty());
         assert_eq!(indices(Some("MIG-abc,GPU-2a")), [1, 2]);
-        assert_eq!(indices(Some("MIG-abc,MIG-unknown,0")), [1], "an entry after an unknown instance was used");
+        assert_eq!(indices(Some("MIG-abc,MIG-unknown,0")), [1], "used an entry that follows an unknown instance");
     }
 
     #[test]

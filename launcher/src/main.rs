@@ -18,7 +18,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How long a panicking thread waits until its message is written to stderr.
+/// Longest time that a panicking thread waits for its message to be written to stderr.
 const PANIC_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {

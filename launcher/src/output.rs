@@ -1,7 +1,8 @@
 //! Output of commands. Text goes to stdout, and errors go to stderr. With `--json`, text and errors both go to stderr,
 //! and stdout gets one JSON object.
 //!
-//! A command does not wait for its output while it runs. At its end, [`finish`] waits until stdout is written.
+//! While a command runs, it does not wait until its output is written. At the end of the command, [`finish`] waits
+//! until stdout is written.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::error::exit_code_of;
 use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout};
 
-/// When a command ends, it waits this long for its text to be written to stdout. After this time, it goes on waiting,
-/// but a signal ends the wait. For stderr, it waits at most this long.
+/// Time that a command waits at its end for its text to be written. After this time, it no longer waits for stderr. For
+/// stdout, it waits on until the text is written or a signal arrives, unless a signal has already stopped the command.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Time between two checks whether all text is written to stdout.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use locdiff_core::config::SuperviseConfig;
 use locdiff_core::pulse::{Beat, WorkPhase};
 
-/// The longest time between two calls of [`Pulses::pass`] while the launcher is running.
+/// While the launcher is running, it calls [`Pulses::pass`] at least once in this time.
 pub const TICK: Duration = Duration::from_secs(1);
 
 /// If this much time or more passes between two calls of [`Pulses::pass`], the launcher itself was stopped. Such a gap
@@ -21,7 +21,7 @@ const PAUSE_MIN: Duration = Duration::from_secs(4);
 /// intervals.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// Number of heartbeat intervals without a heartbeat after which a worker may count as stopped; see [`SILENCE_MIN`].
+/// If a worker sends no heartbeat for this many heartbeat intervals, it may count as stopped; see [`SILENCE_MIN`].
 const MISSED_BEATS: u32 = 4;
 
 /// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out
@@ -43,7 +43,8 @@ pub struct PhaseLimits {
 }
 
 impl PhaseLimits {
-    /// The limits of the configuration. Where workers time out by themselves, `COLLECTIVE_GRACE` is added to the limit.
+    /// The limits from the configuration. The limits of operations that time out in the workers are extended by
+    /// `COLLECTIVE_GRACE`.
     pub fn new(config: &SuperviseConfig) -> Self {
         Self {
             start: Duration::from_secs_f64(config.start_timeout_s),
@@ -112,7 +113,8 @@ impl Pulses {
     }
 
     /// Records the current time, `now`. If at least `PAUSE_MIN` has passed since the last call, the launcher itself was
-    /// stopped: moves all deadlines by the time since that call, and returns that time. Otherwise returns zero.
+    /// stopped. All deadlines are then postponed by the time that has passed, and this duration is returned. Otherwise
+    /// returns zero.
     pub fn pass(&mut self, now: Duration) -> Duration {
         let gap = now.saturating_sub(self.looked_at);
         self.looked_at = now;
@@ -163,9 +165,9 @@ impl Pulses {
     }
 
     /// The worker that probably kept its peers waiting, after the peers in `complained` reported a failed collective
-    /// operation. Candidates are the other workers that are not in a collective operation, are at an earlier step, or
-    /// have stopped sending heartbeats. Of several candidates, returns the one whose last progress is oldest. If there
-    /// is no candidate, but several workers complained and only one did not, returns that one.
+    /// operation. A worker that did not complain is a candidate if it is not in a collective operation, is behind the
+    /// furthest worker, or has stopped sending heartbeats. Of several candidates, returns the one whose last progress
+    /// is oldest. If there is no candidate, but several workers complained and only one did not, returns that one.
     pub fn suspect(&self, complained: &[u32], now: Duration) -> Option<StuckWorker> {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;
@@ -278,7 +280,7 @@ mod tests {
         let suspect = pulses.suspect(&[0], at(8)).expect("rank 1 is suspected");
         assert_eq!((suspect.rank, suspect.phase(), suspect.silent), (1, WorkPhase::Step, at(6)));
         pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(8));
-        let only = pulses.suspect(&[0, 1], at(8)).expect("rank 2 alone did not complain");
+        let only = pulses.suspect(&[0, 1], at(8)).expect("only rank 2 did not complain");
         assert_eq!(only.rank, 2);
         pulses.done(1);
         assert_eq!(pulses.suspect(&[0], at(8)), None);
@@ -304,6 +306,6 @@ mod tests {
         }
         pulses.pass(at(65));
         assert_eq!(pulses.stuck(at(69)), None);
-        assert!(pulses.stuck(at(70)).is_some(), "not stuck after ten seconds without progress, not counting the pause");
+        assert!(pulses.stuck(at(70)).is_some(), "the worker is not stuck after ten seconds plus the pause");
     }
 }

@@ -74,7 +74,7 @@ impl NodeWorkers {
             refuse!(
                 Config,
                 "train.global_batch: is {batch}, which cannot be divided among {replicas} data-parallel ranks; \
-                 wanted {near}, or {alternatives}"
+                 wanted {near} rows, or {alternatives}"
             );
         }
         let widths = config.model.split_widths();
@@ -276,13 +276,13 @@ mod tests {
         assert_eq!(refused(8, 4, &|_| ()), None, "4 divides all layer widths of degree 47");
         same(
             refused(3, 1, &|_| ()),
-            "train.global_batch: is 4096, which cannot be divided among 3 data-parallel ranks; wanted 4095 or 4098, or \
-             2 or 4 workers",
+            "train.global_batch: is 4096, which cannot be divided among 3 data-parallel ranks; wanted 4095 or 4098 \
+             rows, or 2 or 4 workers",
         );
         same(
             refused(7, 1, &|_| ()),
-            "train.global_batch: is 4096, which cannot be divided among 7 data-parallel ranks; wanted 4095 or 4102, or \
-             4 or 8 workers",
+            "train.global_batch: is 4096, which cannot be divided among 7 data-parallel ranks; wanted 4095 or 4102 \
+             rows, or 4 or 8 workers",
         );
         same(
             refused(10, 5, &|config| config.train.global_batch = 10),

@@ -128,7 +128,7 @@ impl RunFolder {
         Ok((previous.is_none(), changes))
     }
 
-    /// Writes the configuration that the run was opened with to `config.toml`, unless the file already contains it.
+    /// Rewrites `config.toml`, unless it already contains the configuration with which the run was opened.
     pub fn keep_configuration(&mut self) -> Result<(), LaunchError> {
         if let Some(text) = &self.next_configuration {
             self.files.write_atomically(&self.path.join(CONFIG), text.as_bytes())?;

@@ -381,8 +381,7 @@ async fn wait_for_observer(
     }
 }
 
-/// Updates `members` and informs the observer. If the notice contains an event, returns it, to be passed to the
-/// coordinator.
+/// Updates `members` and informs the observer. If the notice contains an event for the coordinator, returns the event.
 fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observations: &Observations) -> Option<GangEvent> {
     match notice {
         Notice::Line { rank, line } => {

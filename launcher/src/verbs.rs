@@ -163,7 +163,7 @@ fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
     let mut rows = Vec::new();
     for (hello, check) in found.hellos.iter().zip(found.results) {
         output.print(&format!(
-            "worker rank {} (pid {}): libtorch {} on {}, a {size} x {size} product within {:.1e} of the exact one",
+            "worker rank {} (pid {}): libtorch {} on {}, a {size} x {size} matrix product is off by at most {:.1e}",
             hello.rank,
             hello.pid,
             hello.libtorch_loaded,

@@ -53,14 +53,14 @@ pub(super) fn join(metadata: &[BTreeMap<String, String>], pieces: Vec<NamedTenso
         };
         let mut own = vec![tensor];
         for (piece, other) in (1..).zip(&mut others) {
-            own.push(other.remove(&name).ok_or_else(|| format!("piece {piece} has no tensor {name}"))?);
+            own.push(other.remove(&name).ok_or_else(|| format!("piece {piece} has no tensor `{name}`"))?);
         }
         let joined = division.join(&own).map_err(|reason| format!("tensor {name}: {reason}"))?;
         whole.push((name, joined));
     }
     let stray = (1..).zip(&others).find_map(|(piece, other)| Some((piece, other.keys().next()?)));
     if let Some((piece, name)) = stray {
-        return Err(format!("piece {piece} has a tensor {name}, which is not a split tensor of piece 0"));
+        return Err(format!("piece {piece} has a tensor `{name}`, which is not a split tensor of piece 0"));
     }
     Ok(whole)
 }
@@ -135,9 +135,9 @@ mod tests {
         let metadata = [divisions_metadata(&divisions()), divisions_metadata(&divisions())];
         let error = |pieces: Vec<NamedTensors>| join(&metadata, pieces).expect_err("the pieces do not match");
         let (rows, halves) = (named(&[("rows", &square)]), named(&[("halves", &square.narrow(0, 0, 1))]));
-        assert_eq!(error(vec![rows.clone_all(), vec![]]), "piece 1 has no tensor rows");
+        assert_eq!(error(vec![rows.clone_all(), vec![]]), "piece 1 has no tensor `rows`");
         assert!(error(vec![halves.clone_all(), halves]).contains("cannot be divided into 2 sections"));
-        assert!(error(vec![vec![], rows.clone_all()]).contains("piece 1 has a tensor rows"));
+        assert!(error(vec![vec![], rows.clone_all()]).contains("piece 1 has a tensor `rows`"));
         let narrow = named(&[("rows", &square.narrow(1, 0, 1))]);
         assert!(error(vec![rows, narrow]).contains("shapes [2, 2] and [2, 1]"));
         assert!(join(&[BTreeMap::new()], vec![]).expect_err("the metadata is empty").contains("no `divisions`"));

@@ -33,8 +33,8 @@ pub enum StoreEnd {
 /// The library that runs the collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backend {
-    /// Gloo, for CPU tensors, over TCP. The field is the address of this host on which Gloo listens and from which it
-    /// connects.
+    /// Gloo, for CPU tensors, over TCP. The field is an address of this host. Gloo listens on this address and connects
+    /// from it.
     Gloo(String),
     /// NCCL, for CUDA tensors, with one GPU per rank. NCCL's environment variable `NCCL_SOCKET_IFNAME` chooses the
     /// network interface between nodes.

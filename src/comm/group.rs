@@ -153,8 +153,8 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Checks that every rank of the group passes the same `fingerprint`. The error message calls the
-    /// compared data `what`.
+    /// Checks that every rank of the group passes the same `fingerprint`. `what` names the compared data in the error
+    /// message.
     pub fn check_agreement(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
         const OPERATION: &str = "agreement check";
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());

@@ -50,7 +50,7 @@ impl Sampler {
     pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
         let timesteps = schedule.timesteps();
         if steps == 0 || steps > timesteps {
-            let text = format!("the chain has {steps} steps, wanted 1 to {timesteps}, the number of timesteps");
+            let text = format!("the chain has {steps} steps, wanted 1 to {timesteps} (the schedule's timesteps)");
             return Err(DiffusionError::Bad(text));
         }
         if !(0.0..=1.0).contains(&eta) {

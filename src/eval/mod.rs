@@ -1,4 +1,5 @@
-//! Evaluation: measures how well a trained network locates photos, and computes tables of the paper.
+//! Evaluation: locates photos with a trained network, and repeats the paper's perturbation experiment. The launcher
+//! computes the scores from the answers.
 //!
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation.

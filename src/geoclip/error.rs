@@ -14,7 +14,7 @@ pub enum GeoclipError {
     Missing {
         /// The folder searched.
         folder: String,
-        /// The file that is missing.
+        /// Says which file is missing.
         reason: String,
     },
     /// A file does not match its published hash or its manifest.

@@ -27,8 +27,7 @@ const WEIGHTS: [(&str, &str); 2] = [
     ("geoclip/model/weights/location_encoder_weights.pth", "location."),
     ("geoclip/model/weights/image_encoder_mlp_weights.pth", "image."),
 ];
-/// The file in the wheel that holds the logit scale, and a member of this file. The file is itself a zip archive, and
-/// the member holds the logit scale as a number of four bytes.
+/// A zip archive in the wheel, and the member of that archive that holds the logit scale as a four-byte number.
 const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pth", "logit_scale/data/0");
 
 /// Reads the wheel and writes the folder `out`. Fails if the hash of the wheel is not [`WHEEL_SHA256`], or if `out`
@@ -87,7 +86,7 @@ fn logit_scale(wheel: &Path, archive: &mut ZipArchive<File>) -> Result<Tensor, G
     Ok(Tensor::f_from_slice(&[f32::from_le_bytes(value)])?.f_squeeze()?)
 }
 
-/// Changes the header `LAT,LON` to `lat,lon`, the column names that all other tables use.
+/// Changes the header `LAT,LON` to `lat,lon`, the column names in the tables that this program writes.
 fn lower_header(csv: &[u8]) -> Vec<u8> {
     let end = csv.iter().position(|byte| *byte == b'\n').unwrap_or(csv.len());
     let mut lower = csv.to_vec();

@@ -109,8 +109,8 @@ impl Retrieval {
             RetrievalError::NoDirection { what: "image", row } => {
                 let (location, Image { row, id, .. }) = (&self.location, &block.images[row]);
                 InferError::BadData(format!(
-                    "{location}: row {row} ({id}): the embedding, or the output of the head for it, is zero or not \
-                     finite, so it has no direction"
+                    "{location}: row {row} ({id}): the embedding or the output of the head is zero or not finite, so \
+                     it has no direction"
                 ))
             }
             other => other.into(),

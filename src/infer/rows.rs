@@ -22,7 +22,7 @@ pub const BLOCK_IMAGES: usize = 64;
 pub struct Image {
     /// Index of the row among all rows of the data, from 0.
     pub row: u64,
-    /// Identifier of the row. It is the index of the row if the data has no identifiers or they were not read.
+    /// Identifier of the row. If the data has no identifiers, or if they were not read, this is the index of the row.
     pub id: String,
     /// True place of the photo.
     pub truth: Place,
@@ -172,7 +172,7 @@ impl ImageRows {
         Ok((self.firsts[block as usize]..).zip(images))
     }
 
-    /// The identifiers of all rows that have an identifier, including rows that are left out.
+    /// The identifiers of all rows that have an identifier, including rows that `mask` leaves out.
     pub fn ids(&self) -> Result<Vec<String>, InferError> {
         let mut found = Vec::new();
         for block in 0..self.dataset.block_rows().len() as u32 {

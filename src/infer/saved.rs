@@ -68,8 +68,8 @@ impl Saved {
         Ok(Self { folder: folder.to_owned(), checkpoint, state })
     }
 
-    /// Parses the configuration in `state.json`. Fails if another version of the program wrote the checkpoint, with
-    /// different configuration fields.
+    /// Parses the configuration in `state.json`. Fails if the checkpoint comes from a version of the program
+    /// that has other configuration fields.
     pub fn config(&self) -> Result<RunConfig, CheckpointError> {
         parse_state(&self.folder, self.state.config.clone())
     }

@@ -16,8 +16,8 @@ use crate::diffusion::NoiseSchedule;
 use crate::model::{Architecture, CsUnet, Placement};
 use crate::shdd::Filter;
 
-/// A network, together with the degree, the filter and the noise schedule of its codes. The network may not have
-/// trained weights yet.
+/// A network, together with the degree, the filter and the noise schedule of its codes. The weights of the
+/// network may still be untrained.
 #[derive(Debug)]
 pub struct Denoiser {
     /// The whole network, on one device.

@@ -52,8 +52,8 @@ pub(super) fn divergence(
     weighted_difference(&log_w_rb, &log_v_rb, Some(&own_rb?), direction, 0)
 }
 
-/// For the reverse direction, Σ exp(log q) · (inner + log q − log p) along `dim`. For the forward direction, p and q
-/// are swapped. If `inner` is `None`, 0 takes its place.
+/// For the reverse direction, returns the sum of `exp(log_q) · (inner + log_q − log_p)` along `dim`. For the forward
+/// direction, swaps p and q. If `inner` is `None`, it counts as 0.
 fn weighted_difference(
     log_q: &Tensor,
     log_p: &Tensor,

@@ -1,4 +1,4 @@
-//! The training loss: a weighted sum whose terms are distances between codes and a KL divergence. The KL divergence
+//! The training loss: the weighted sum of a KL divergence and several distances between codes. The KL divergence
 //! compares two distributions over anchors on the sphere.
 //!
 //! In reading order:

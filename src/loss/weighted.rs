@@ -5,8 +5,8 @@
 //! The host waits for the device only in [`Losses::check`].
 //!
 //! With a low-pass filter, the prediction, the truth and the harmonics of the anchors hold only the kept dimensions.
-//! The logits equal those of whole codes with zeros in the dropped dimensions. Only the automatic weight of the KL
-//! divergence is different ([`Loss::filtered`]).
+//! The KL divergence and cosine equal those of whole codes with zeros in the dropped dimensions. The automatic weight
+//! of the KL divergence is different ([`Loss::filtered`]), and L1 and L2 are means over the kept dimensions.
 //!
 //! If the anchors of the KL divergence are split over ranks, every rank still computes L1, L2 and cosine completely.
 //! The values and gradients of these terms are the same on every rank and are not summed over ranks.

@@ -59,13 +59,13 @@ impl CSiren<'_> {
         Ok(Tensor::f_cat(&[scale.f_add_scalar(1.0)?, shift], 1)?)
     }
 
-    /// The term of the images: W_I e plus the bias for each image embedding e, `[b, h]`.
+    /// The term of the images, `[b, h]`. For each image embedding e, it is W_I e plus the bias.
     pub(super) fn image_term(&self, image_be: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(IMAGE);
         self.placement.linear(image_be, weight, bias)
     }
 
-    /// The image term of an embedding of zeros, which is the bias: `[1, h]`.
+    /// The image term of an all-zero embedding. It equals the bias: `[1, h]`.
     pub(super) fn image_term_of_zero(&self) -> Result<Tensor, ModelError> {
         self.placement.cast(&self.layer(IMAGE).1.f_unsqueeze(0)?)
     }

@@ -67,8 +67,8 @@ impl Placement {
         Ok(differentiable::reduce(group, &share)?.f_add(&self.cast(bias)?)?)
     }
 
-    /// Returns its input, and sums the gradient over ranks in the backward pass. The input of a column-parallel layer
-    /// must pass through this function if it needs a gradient.
+    /// Returns its input, and sums the gradient over ranks in the backward pass. If the input of a column-parallel
+    /// layer needs a gradient, the input must pass through this function.
     pub(super) fn sum_gradients(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
         match self.split() {
             Some(group) if replicated.requires_grad() => Ok(differentiable::copy(group, &replicated.f_contiguous()?)?),

@@ -68,7 +68,7 @@ mod tests {
         // 4096 rows.
         assert!(
             (0.5..0.7).contains(&share),
-            "a step has {share} times six operations per weight and row, wanted 0.5 to 0.7 times"
+            "a step takes {share} of the usual six operations per weight and row, wanted 0.5 to 0.7"
         );
     }
 }

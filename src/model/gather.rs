@@ -9,8 +9,8 @@
 //! module therefore uses the product instead of `index_select`.
 //!
 //! Invariant: a timestep outside the table is always reported. On the CPU, an error names the row. On CUDA, a check
-//! would make the host wait. Instead, the sample's row of the product becomes NaN, so that the loss is not finite,
-//! which is reported as an error.
+//! would make the host wait. Instead, the sample's row of the product becomes NaN. The loss is then not finite, and
+//! this is reported as an error.
 // Letters in tensor names: b batch, t timesteps, h columns of the table.
 
 use tch::{Kind, Tensor};
@@ -22,7 +22,7 @@ use super::error::ModelError;
 pub(super) enum RowLookup {
     /// Selects rows by index. The tensor holds one row index per sample: i64 `[b]`.
     Numbers(Tensor),
-    /// Multiplies a table by this one-hot matrix `[b, t]`, which has the number type of the tables.
+    /// Multiplies this one-hot matrix `[b, t]` by a table. The matrix and the tables have the same number type.
     OneHot(Tensor),
     /// Uses the same row for all samples.
     One(i64),
@@ -46,7 +46,7 @@ impl RowLookup {
         Ok(Self::OneHot(found_bt.f_to_kind(kind)?.f_masked_fill(&lost_b1, f64::NAN)?))
     }
 
-    /// Takes the rows from one table: `[b, h]`, or `[1, h]` for [`RowLookup::One`].
+    /// Takes the rows from one table. The result has shape `[b, h]`, or `[1, h]` for [`RowLookup::One`].
     pub(super) fn gather_from(&self, table_th: &Tensor) -> Result<Tensor, ModelError> {
         Ok(match self {
             Self::Numbers(t_b) => table_th.f_index_select(0, t_b)?,

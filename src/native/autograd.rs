@@ -56,15 +56,15 @@ pub enum Function {
     /// Forward: all-reduce. Backward: identity. Used for partial sums that become a replicated tensor.
     AllReduceIdentity = 1,
     /// Forward: all-gather. Backward: this rank's piece of the gradient. Used for pieces that are gathered into a
-    /// replicated tensor. Each rank then already holds the tensor's whole gradient.
+    /// replicated tensor. Each rank already has the whole gradient of that tensor, so nothing is exchanged.
     GatherSplit = 2,
     /// Forward: this rank's piece of the input. Backward: all-gather. Used for a replicated tensor that is divided
     /// among ranks.
     SplitGather = 3,
 }
 
-/// Applies `function` to `input`. Gathers and splits work along dimension `dim`, with pieces of equal size. A negative
-/// `dim` counts from the last dimension.
+/// Applies `function` to `input`. If `function` gathers or splits, it does so along dimension `dim`, with pieces of
+/// equal size. A negative `dim` counts from the last dimension.
 ///
 /// On Gloo, the call blocks until the result is ready. On NCCL, the call returns at once and the current stream waits.
 /// The backward pass runs the backward operation of `function` with the same `timeout`. If this operation fails, the

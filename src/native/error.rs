@@ -50,7 +50,8 @@ pub(super) unsafe fn out_tensor(
     call: impl FnOnce(*mut *mut c_void) -> c_int,
 ) -> Result<Tensor, NativeError> {
     let out = out_pointer(operation, call)?;
-    // SAFETY: the caller guarantees a new `at::Tensor` that nothing else frees, and tch's pointer is an `at::Tensor*`.
+    // SAFETY: the caller guarantees that `call` hands over a new `at::Tensor` that nothing else frees. `from_ptr` takes
+    // such an `at::Tensor*`.
     Ok(unsafe { Tensor::from_ptr(out.as_ptr().cast()) })
 }
 

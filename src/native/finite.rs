@@ -1,6 +1,7 @@
 //! Checks that float16 numbers are finite.
 //!
-//! Every embedding that is read from a shard is checked, so the check uses AVX2 instructions if the processor has them.
+//! Every embedding that is read from a shard is checked, so the check must be fast. It uses AVX2 instructions if the
+//! processor has them.
 
 /// The exponent bits of a float16. If all of them are 1, the number is infinite or NaN.
 const EXPONENT: u16 = 0x7c00;

@@ -1,14 +1,14 @@
 //! The inner loops that compute spherical harmonics, for eight points at a time.
 //!
 //! `shdd::harmonics` explains the formulas. The outer loop runs over the degree l, the inner loop over the order m. The
-//! recursions of all orders advance together, and their state stays in the L1 cache. Each degree computes 2l + 1
-//! adjacent coefficients and writes them to a tile of coefficients × points. When the tile is full, it is transposed
+//! recursions of all orders advance together, and their state stays in the L1 cache. Each degree l gives 2l + 1
+//! adjacent coefficients, which are written to a tile of coefficients × points. When the tile is full, it is transposed
 //! into the rows of the output, one row per point.
 //!
 //! Invariant: on every processor, each point is computed by the operations of `Basis::encode_scalar`, in the same order
 //! and without fused multiply-add. The same code is compiled for several vector lengths. Only the transposition of f32
-//! has its own implementation for AVX. On a processor that cannot permute a whole register, the code that the compiler
-//! generates would move the elements one by one.
+//! has its own implementation for AVX, because on a processor that cannot permute a whole register, the compiler would
+//! generate code that moves the elements one by one.
 #![allow(clippy::needless_range_loop, reason = "the compiler turns loops over lane indices into vector instructions")]
 
 /// Number of points that are computed together. Their f64 values fill one register of AVX-512, or two of AVX2.
@@ -20,7 +20,7 @@ const TILE: usize = 512;
 /// The coefficients of the recursion.
 #[derive(Debug, Clone, Copy)]
 pub struct Tables<'a> {
-    /// p_mm at index m, for m = 0..=L.
+    /// At index m, for m = 0..=L: the constant p_mm, from which the recursion of order m starts.
     pub sectoral: &'a [f64],
     /// The factors `[a_lm, b_lm]` of the recursion, at index l (l + 1) / 2 + m.
     pub recursion: &'a [[f64; 2]],
@@ -236,8 +236,8 @@ fn transpose<T: Element>(tile: &[[T; LANES]; LANES]) -> [[T; LANES]; LANES] {
     std::array::from_fn(|row| std::array::from_fn(|column| tile[column][row]))
 }
 
-/// Each register first receives four elements of row i and four of row i + 4. Two rounds of shuffles within these
-/// halves then complete the transposition.
+/// Each register first receives four elements of row i in its lower half and four of row i + 4 in its upper half. Two
+/// rounds of shuffles within the halves then complete the transposition.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx")]

@@ -93,7 +93,7 @@ fn allocate(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeErr
         i64::try_from(count).map_err(|error| NativeError { operation: OPERATION, text: error.to_string() })
     };
     let (rows, width) = (size(rows)?, size(width)?);
-    // SAFETY: takes plain numbers; `out` has room for one pointer.
+    // SAFETY: the other arguments are plain numbers, and `out` has room for one pointer.
     let call = |out| unsafe { locdiff_host_rows(rows, width, c_int::from(pinned), out) };
     // SAFETY: on success the shim hands over a new tensor that nothing else frees.
     unsafe { out_tensor(OPERATION, call) }

@@ -97,8 +97,8 @@ fn address(tensor: &Tensor) -> Result<usize, NativeError> {
 
 /// A `__global__` function with C linkage.
 ///
-/// Nothing checks the memory accesses of a kernel. Its source is part of this program and must only access the tensors
-/// that it receives.
+/// Nothing checks the memory accesses of a kernel. The source of each kernel is part of this program, and a kernel must
+/// only access the tensors that it receives.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     name: String,

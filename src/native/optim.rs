@@ -87,8 +87,8 @@ pub struct UpdateInputs<'a> {
 impl AdamW {
     /// Updates `params` and `moments` once, in place.
     ///
-    /// All parameters must have the same dtype and device. The gradient and both moments of a parameter must have its
-    /// shape, strides, dtype and device.
+    /// All parameters must have the same dtype and device. The gradient and both moments of a parameter must have the
+    /// same shape, strides, dtype and device as the parameter.
     pub fn update(
         &self,
         params: &[Tensor],

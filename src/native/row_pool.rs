@@ -59,12 +59,14 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         self.memory.rows - self.assigned
     }
 
-    /// Reserves the next row of this memory as the destination of a row: row `row` of the block that `places`
-    /// describes.
+    /// Reserves the next free row of this memory as the destination of row `row` of a block. `places` holds the
+    /// destinations of this block.
     ///
     /// # Panics
-    /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
-    /// block were written already, or if block and memory have different row sizes.
+    /// - If all rows of this memory are already assigned.
+    /// - If the block has no row `row`, or this row already has a destination.
+    /// - If rows of the block are already written.
+    /// - If the rows of the memory and of the block have different sizes.
     pub(super) fn assign(&mut self, places: &mut RowPlaces, row: usize) {
         assert!(self.unassigned() > 0, "all {} rows are already assigned", self.memory.rows);
         assert!(
@@ -180,8 +182,7 @@ unsafe fn copy_streaming(row: &[u8], place: *mut u8) {
 }
 
 /// # Safety
-/// `place` must be aligned to [`LINE_BYTES`], have room for that many bytes and not overlap `line`. A [`fence`] must
-/// follow.
+/// `place` must be aligned to [`LINE_BYTES`], have room for `line` and not overlap `line`. A [`fence`] must follow.
 #[cfg(not(miri))]
 #[inline(always)]
 unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
@@ -202,7 +203,7 @@ unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
     unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), place, LINE_BYTES) };
 }
 
-/// Makes earlier streaming stores visible before all later stores. Ordinary stores need no fence for this.
+/// Makes earlier streaming stores visible before all later stores. Ordinary stores keep their order without a fence.
 fn fence() {
     // SAFETY: every x86-64 processor has SSE.
     #[cfg(not(miri))]
@@ -296,7 +297,7 @@ mod tests {
 
     #[test]
     fn rows_of_any_size_are_copied_whole_from_pieces_of_any_size() {
-        // Miri is slow: more sizes would take it minutes.
+        // Miri is slow: with more sizes, this test would take minutes.
         let sizes: &[usize] = if cfg!(miri) { &[6, 150] } else { &[1, 6, 63, 64, 65, 150, 600, 1536, 1550] };
         for &row_bytes in sizes {
             let block: Vec<u8> = (0..40 * row_bytes).map(|at| (at * 31 % 251) as u8).collect();
@@ -306,7 +307,8 @@ mod tests {
                 let (mut memory, _) = rows(wanted.len(), row_bytes);
                 let mut places = RowPlaces::new(40, row_bytes);
                 wanted.iter().for_each(|row| memory.assign(&mut places, *row));
-                // After `restart`, no byte that was written before it may remain.
+                // First write bytes that must not remain: `restart` goes back to the first row, and the block
+                // overwrites these bytes.
                 places.write(&vec![255; 7 * row_bytes]);
                 places.restart();
                 block.chunks(piece_rows * row_bytes).for_each(|piece| places.write(piece));

@@ -40,8 +40,8 @@ pub struct DataFacts {
     pub width: usize,
     /// The head that the manifest declares.
     pub image_head: DataHead,
-    /// Mean length (L2 norm) of the embeddings, if known. If it is computed from a manifest, this is the root mean
-    /// square.
+    /// Mean length (L2 norm) of the embeddings, if known. For data with a manifest, the root mean square of the
+    /// lengths.
     pub mean_length: Option<f64>,
 }
 
@@ -88,7 +88,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
         (RetrievalHead::Linear, DataHead::Unknown) => refuse(
             "linear",
             format!(
-                "no manifest says that its photos are simulated; set retrieval.head = \"geoclip\" for CLIP features, \
+                "no manifest says that the photos are simulated; set retrieval.head = \"geoclip\" for CLIP features, \
                  or {knn}"
             ),
         ),
@@ -143,7 +143,7 @@ impl QueryHead {
         self.factor
     }
 
-    /// The queries `[images, width]` of images with the stored embeddings `[images, views, stored width]`. Queries are
+    /// Computes the queries `[images, width]` from the stored embeddings `[images, views, stored width]`. Queries are
     /// f32 in main memory.
     pub fn queries(&self, embeddings_ive: &Tensor) -> Result<Tensor, RetrievalError> {
         let shape = embeddings_ive.size();
@@ -165,7 +165,8 @@ impl QueryHead {
         Ok(Tensor::f_from_slice(&queries)?.f_view([images, width as i64])?)
     }
 
-    /// The query of one image: the mean of the unit vectors of its mapped views, times the factor.
+    /// Computes the query of one image. `views` holds the outputs of the head for the views of the image. The query is
+    /// the mean of their unit vectors, times `self.factor`.
     fn mean(&self, image: usize, views: &[f32], width: usize) -> Result<Vec<f32>, RetrievalError> {
         let mut sum = vec![0.0_f64; width];
         for view in views.chunks_exact(width) {

@@ -48,8 +48,8 @@ impl ImageSamples {
         }
     }
 
-    /// The gallery index of LocDiff-H's answer with the settings `setting`: one of `candidates`, or `None` if there are no
-    /// candidates. `logits` holds the logit of each candidate.
+    /// The gallery index of LocDiff-H's answer with the settings `setting`. The answer is one of `candidates`, or
+    /// `None` if there are no candidates. `logits` holds the logit of each candidate.
     pub fn answer(&self, setting: &Hybrid, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
         let logit = |place: usize| f64::from(logits[place]);
         let scores: Vec<f64> = match setting.mode {
@@ -99,7 +99,7 @@ pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
     }
     let term = |distance: &f64| {
         let exponent = (nearest - distance) / width_km;
-        // Below -37, the term is too small to change the sum, because the nearest sample contributes 1.
+        // The nearest sample contributes 1. With an exponent below -37, a term is too small to change the sum.
         if exponent < -37.0 { 0.0 } else { exponent.exp() }
     };
     distances_km.iter().map(term).sum::<f64>().ln() - nearest / width_km

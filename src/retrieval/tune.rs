@@ -103,12 +103,12 @@ impl Grid {
     }
 }
 
-/// The candidates of one image, sorted by distance, up to the largest radius of any setting. A "place" is a position in
-/// the list of candidates.
+/// The candidates of one image, sorted by distance, up to the largest radius of any setting. In this code, `place` is
+/// the index of a candidate in the list of candidates, not a location.
 struct NearestCandidates {
-    /// Pairs (distance to the aggregate in km, place), with ascending distances.
+    /// Pairs (distance to the aggregate in km, index of the candidate), with ascending distances.
     by_aggregate: Vec<(f64, usize)>,
-    /// Pairs (distance to the nearest sample in km, place), with ascending distances.
+    /// Pairs (distance to the nearest sample in km, index of the candidate), with ascending distances.
     by_sample: Vec<(f64, usize)>,
     /// The distances of each candidate to all samples. The candidates are in the order of `by_aggregate`.
     distances_km: Vec<f64>,
@@ -146,8 +146,8 @@ impl NearestCandidates {
         }
     }
 
-    /// The candidates sorted by distance to the aggregate, and the log density of the samples at each candidate for the
-    /// kernel width `width_km`. The densities of each width are computed once.
+    /// The candidates, sorted by distance to the aggregate, and the log density of the samples at each candidate. The
+    /// kernel of the density is `width_km` wide. The densities of each width are computed only once.
     fn density(&mut self, width_km: f64) -> (&[(f64, usize)], &[f64]) {
         let (samples, count) = (self.samples, self.by_aggregate.len());
         let distances_km = &self.distances_km;

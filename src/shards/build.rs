@@ -112,8 +112,8 @@ fn common_shape(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), 
     Ok((rows, width))
 }
 
-/// Returns the usable rows of a chunk, whose first row has number `first`. Depending on `on_bad_rows`, a bad row is an
-/// error, or is left out and counted in `skipped`.
+/// Returns the usable rows of a chunk. `first` is the number of the chunk's first row. Depending on `on_bad_rows`, a
+/// bad row is an error, or is left out and counted in `skipped`.
 fn usable_rows(
     inputs: &Build<'_>,
     chunk: Vec<Result<TableRow, TableError>>,

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use super::error::ShardsError;
 
-/// Runs `work` on each of `0..count` and returns the results in order. If tasks fail, returns the error of the failed
-/// task with the lowest number. This error does not depend on the number of threads: tasks start in order, and a task
-/// that has started always finishes. No task starts after a failure.
+/// Runs `work` on each of `0..count` and returns the results in order. If any task fails, returns the error of the
+/// failed task with the lowest number. This error does not depend on the number of threads: tasks start in order, and a
+/// task that has started always finishes. No task starts after a failure.
 pub(super) fn in_order<T: Send>(
     threads: usize,
     count: usize,

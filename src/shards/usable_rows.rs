@@ -6,7 +6,7 @@
 use super::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 
 impl Mask {
-    /// Numbers of the rows of a block that are not skipped, ascending. The block has `rows` rows.
+    /// The numbers of the usable (not skipped) rows of a block, in ascending order. The block has `rows` rows.
     pub fn usable_rows(&self, block: u32, rows: u32) -> impl Iterator<Item = u32> + '_ {
         let skipped = self.skipped(block);
         (0..rows).filter(|row| skipped.binary_search(row).is_err())

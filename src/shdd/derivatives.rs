@@ -51,9 +51,8 @@ impl Basis {
             }
             let OrderSums { cosine: a, sine: b } = self.order_sums(coefficients, m, z);
             let (first, second) = (m as f64, (m * m.saturating_sub(1)) as f64);
-            // Let P_m = (x + iy)^m. The derivative of a·Re P_m + b·Im P_m in x is m·(a·Re P_(m-1) + b·Im P_(m-1)). Its
-            // derivative in y is m·(b·Re P_(m-1) − a·Im P_(m-1)). `mix` and `turn` compute the two expressions in
-            // parentheses.
+            // Let P_m = (x + iy)^m and f = a·Re P_m + b·Im P_m. Then ∂f/∂x = m·(a·Re P_(m-1) + b·Im P_(m-1)) and
+            // ∂f/∂y = m·(b·Re P_(m-1) − a·Im P_(m-1)). `mix` and `turn` compute the two expressions in parentheses.
             let mix = |k: usize, power: [f64; 2]| a[k] * power[0] + b[k] * power[1];
             let turn = |k: usize, power: [f64; 2]| b[k] * power[0] - a[k] * power[1];
             value += mix(0, power);

@@ -1,8 +1,8 @@
 //! The paper's low-pass filter, which keeps only the dimensions of a code that vary most over the training set.
 //!
-//! Training codes, harmonics of the anchors and predictions all hold the same kept dimensions. The dot product of two
-//! filtered codes equals the dot product of whole codes with zeros in the dropped dimensions. The loss and the decoder
-//! can therefore use filtered codes directly.
+//! Training codes, predictions and the harmonics of the anchors all hold the same kept dimensions. The dot product of
+//! two filtered codes is the same as if both were filled up to whole codes with zeros in the dropped dimensions. The
+//! loss and the decoder can therefore use filtered codes directly.
 //!
 //! Invariant: the indices of the kept dimensions are strictly ascending and below the number of dimensions of a code.
 //! To save a filter, store [`Filter::indices`] and [`Filter::dims`]. [`Filter::from_indices`] restores the filter.

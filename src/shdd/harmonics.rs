@@ -104,21 +104,21 @@ impl Basis {
         Ok(())
     }
 
-    /// Encodes points in f64, as `[points, dims]` in row-major order.
+    /// Encodes points as f64 codes, `[points, dims]` in row-major order.
     pub fn encode_f64(&self, points: &[UnitVector]) -> Vec<f64> {
         let mut out = vec![0.0; points.len() * self.dims()];
         harmonics::encode(self.tables(), |index| points[index].xyz(), &mut out);
         out
     }
 
-    /// Encodes points in f32 into `out`, as `[points, dims]` in row-major order, on the calling thread.
+    /// Encodes points on the calling thread. Writes the f32 codes to `out`, `[points, dims]` in row-major order.
     pub fn encode_into(&self, points: &[UnitVector], out: &mut [f32]) -> Result<(), ShddError> {
         expect_length("codes", out.len(), points.len() * self.dims())?;
         harmonics::encode(self.tables(), |index| points[index].xyz(), out);
         Ok(())
     }
 
-    /// Encodes points in f32 on `threads` threads, as `[points, dims]` in row-major order.
+    /// Encodes points on `threads` threads. Returns the f32 codes, `[points, dims]` in row-major order.
     pub fn encode_f32(&self, points: &[UnitVector], threads: usize) -> Vec<f32> {
         let mut out = vec![0.0; points.len() * self.dims()];
         let share = points.len().div_ceil(threads.max(1)).max(1);

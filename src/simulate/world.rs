@@ -11,9 +11,9 @@
 //! | 2 + 2v | photo | 512 normals: noise of view v |
 //! | 3 + 2v | photo | 0-4: weights drawn for view v, if v >= 1 |
 //!
-//! A look-alike is moved to the nearest of some random gallery points (candidates) if that point is close enough to the
-//! photo. Candidates are drawn once per block of photos. A block is a fixed range of photo indices, so the result does
-//! not depend on the chunk size or the number of threads.
+//! For each block of photos, random gallery points are drawn as candidates. A look-alike is moved to the candidate
+//! nearest to it if that candidate is close enough to the photo. A block is a fixed range of photo indices, so the
+//! result does not depend on the chunk size or the number of threads.
 
 use locdiff_core::geo::{Degrees, Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
@@ -51,7 +51,7 @@ const STEP_CANDIDATES: u64 = 1;
 const STEP_VIEWS: u64 = 2;
 const PHOTO_WORDS: usize = 17;
 
-/// A place that a photo looks like.
+/// One of the places whose embeddings are mixed into the embedding of a photo.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Source {
     /// A gallery point, by index.
@@ -73,7 +73,7 @@ pub struct Photo {
     pub weights: [f64; SOURCES],
 }
 
-/// Candidate gallery points of a block of photos, sorted from south to north.
+/// The gallery points that are candidates for the look-alikes of a block of photos, sorted from south to north.
 #[derive(Debug)]
 pub struct Candidates(Vec<(f64, UnitVector, usize)>);
 
@@ -219,7 +219,7 @@ fn uniform(word: u32) -> f64 {
 /// between 0 and 1. The point is uniform by area if the disc is small enough to count as flat.
 fn displaced(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
     let moved = UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()));
-    moved.expect("bearing and distance are finite: they are uniform numbers times finite factors")
+    moved.expect("bearing and distance are finite, because all their factors are finite")
 }
 
 fn scale_km(bin: f64, within: f64) -> f64 {

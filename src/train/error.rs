@@ -21,7 +21,7 @@ pub enum TrainError {
     /// The gradients of too many consecutive steps were not finite.
     #[error("{0}")]
     Diverged(String),
-    /// Some ranks have another state or another gradient than their peers, although all bits must be equal.
+    /// Some ranks differ from their peers in their state or gradient, although all bits must be equal.
     #[error(
         "step {step}: {what} of {} differs from that of {}",
         rank_list(ranks),

@@ -13,9 +13,9 @@ use tch::{Device, Kind, Tensor};
 use super::error::TrainError;
 use crate::comm::Group;
 
-/// A digest of the bits of f32 tensors: a hash of one sum per tensor. Each sum adds up the bits of the tensor's
-/// numbers, read as integers. A single flipped bit always changes the sum. The device computes the sums, and only the
-/// sums are copied to the host.
+/// A digest of the bits of f32 tensors. The bits of each number are read as an integer, the integers of each tensor are
+/// added up, and the digest is a hash of the sums of all tensors. A single flipped bit always changes a sum. The device
+/// computes the sums, and only the sums are copied to the host.
 pub(super) fn digest(tensors: &[Tensor]) -> Result<u64, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let sum = |tensor: &Tensor| tensor.f_detach()?.f_view_dtype(Kind::Int)?.f_sum(Kind::Int64);
@@ -49,7 +49,8 @@ pub(super) struct Replayed {
     pub(super) own: u64,
     /// Digest of the gradient of the next rank's rows.
     pub(super) next: u64,
-    /// Digest of the gradient of the previous rank's rows. It decides who is wrong if two ranks disagree.
+    /// Digest of the gradient of the previous rank's rows. If the other two digests of this gradient differ, this
+    /// digest shows which of them is wrong.
     pub(super) previous: u64,
 }
 

@@ -94,7 +94,7 @@ struct Training<'a> {
     faults: RankFaults,
     /// Whether a checkpoint is due but waits until all ranks have written the previous checkpoint.
     is_save_late: bool,
-    /// Position in the data after the last step that was counted (`count_step`).
+    /// Position in the data after the last step that `count_step` counted.
     position: Position,
     /// Step of the newest checkpoint; 0 if there is none.
     saved_step: u64,

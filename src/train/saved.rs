@@ -58,8 +58,8 @@ impl Saved {
             |of: &DiffusionConfig| serde_json::to_string(&(of.schedule, of.shift, of.timesteps)).unwrap_or_default();
         (NoiseSchedule::new(&was, &config.model) != NoiseSchedule::new(is, &config.model)).then(|| {
             format!(
-                "{} was trained with diffusion.schedule, shift and timesteps {}, but this run has {}; the network \
-                 must relearn its timesteps",
+                "{} was trained with the diffusion settings [schedule, shift, timesteps] = {}, but this run has {}; \
+                 the network must relearn its timesteps",
                 self.folder.display(),
                 settings(&was),
                 settings(is)
@@ -159,8 +159,8 @@ impl Trainer {
     }
 }
 
-/// Allocates memory for a copy of `numbers` numbers, with the type and on the device of `like`. If the GPU has no room,
-/// the memory is allocated in main memory instead, and training has to wait for the copy.
+/// Allocates memory for a copy of `numbers` numbers, with the same type and on the same device as `like`. If the GPU
+/// has no room, the memory is allocated in main memory instead, and training has to wait for the copy.
 fn allocate_copy(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     let on = |device: Device| Tensor::f_empty([numbers], (like.kind(), device));
     if !like.device().is_cuda() {
@@ -178,7 +178,8 @@ fn allocate_copy(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     })
 }
 
-/// Copies tensors into one block of memory, on their device if it has room. The checkpoint writer reads the copies.
+/// Copies tensors into one block of memory, from which the checkpoint writer reads. The block is on the device of the
+/// tensors, or in main memory if the device has no room.
 fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let Some((_, first)) = tensors.first() else { return Ok(Vec::new()) };

@@ -35,7 +35,7 @@ pub(super) struct StepOutcome {
     pub(super) step: u64,
     /// The total loss: weighted sum of all parts, averaged over the global batch.
     pub(super) loss: f64,
-    /// The parts of the loss that have a weight, by TensorBoard tag.
+    /// The parts of the loss whose weight is not 0, each with its TensorBoard tag.
     pub(super) loss_parts: Vec<(&'static str, f64)>,
     /// Norm of the whole gradient before clipping.
     pub(super) gradient_norm: f64,
@@ -50,7 +50,7 @@ pub(super) struct StepOutcome {
 /// What a step does besides training.
 #[derive(Default)]
 pub(super) struct StepOptions<'a> {
-    /// What this rank tells the other ranks in this step, such as that it was asked to stop.
+    /// What this rank tells the other ranks in this step, for example that it was asked to stop.
     pub(super) requests: Requests,
     /// Injected fault: flip a bit of this rank's gradient.
     pub(super) flips_gradient: bool,
@@ -243,7 +243,7 @@ impl Trainer {
         })
     }
 
-    /// The error for data-parallel ranks whose bits differ from those of their peers.
+    /// The error for the data-parallel ranks `data_ranks`, whose copies of `what` differ from those of their peers.
     fn corrupted(&self, step: u64, what: &str, data_ranks: &[usize]) -> TrainError {
         let (parts, part) = self.work.tensor.as_ref().map_or((1, 0), |group| (group.size(), group.rank()));
         let ranks = data_ranks.iter().map(|rank| *rank as u32 * parts + part).collect();

@@ -223,8 +223,8 @@ impl Work {
     fn update(&mut self, sums: &mut Tensor) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
         let squared = self.squared_norm(&gradients, sums)?;
-        // If the step is void, the sum of the encoded requests is NaN. Then the norm must be NaN too, so that no weight
-        // changes.
+        // If the step is void (a rank has no rows), the sum of the encoded requests is NaN. Then the norm must be NaN
+        // too, so that no weight changes.
         let requests = sums.f_select(0, 5)?.f_mul_scalar(0.0)?.f_to_kind(squared.kind())?;
         let squared = squared.f_add(&requests)?;
         let found_inf = not_finite(&squared)?;

@@ -2,8 +2,9 @@
 //!
 //! Our reader runs the same code as training. It reads windows of row groups, copies rows in random order into
 //! contiguous batches, and verifies every checksum. pyarrow reads in file order. Both read from the page cache with one
-//! thread, and they take turns, so that other load on the machine affects both. Results are medians of several runs,
-//! once by wall-clock time and once by CPU time. CPU time is more reliable on a busy machine.
+//! thread, and they take turns, so that other load on the machine affects both. Each speed is
+//! computed from the median time of several runs, once with wall-clock time and once with CPU time. CPU time is more
+//! reliable on a busy machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const ROWS: usize = 196_608;
 const FOREIGN_ROWS: usize = 65_536;
 const RUNS: usize = 9;
 const WINDOW_BLOCKS: u32 = 16;
-/// Rows per batch. The number of rows of every case is a multiple of it, so that an epoch contains every row.
+/// Rows per batch. The number of rows of every case is a multiple of this number, so that an epoch contains every row.
 const BATCH_ROWS: usize = 4096;
 
 const SCRIPT: &str = include_str!("bench_shards.py");
@@ -170,8 +171,9 @@ struct Peer {
 }
 
 impl Peer {
-    /// Finds a Python interpreter with pyarrow. An interpreter that the user named must have pyarrow. Otherwise
-    /// `python3` is tried, and the result is `None` if it does not have pyarrow.
+    /// Finds a Python interpreter with pyarrow. If the user named an interpreter, it is an error if that interpreter
+    /// does not have pyarrow. If the user did not name an interpreter, tries `python3`, and returns `None` if `python3`
+    /// does not have pyarrow.
     fn find(named: Option<&Path>, scratch: &Path) -> anyhow::Result<Option<Self>> {
         let python = named.unwrap_or(Path::new("python3")).to_owned();
         let probe = Command::new(&python).args(["-c", "import numpy, pyarrow; print(pyarrow.__version__)"]).output();
@@ -250,8 +252,8 @@ impl Drop for PyarrowReader {
     }
 }
 
-/// Writes a file in a layout that other programs use, with the `parquet` crate. Used only if pyarrow, which would
-/// otherwise write the file, is missing.
+/// Writes a file in a layout that other programs use, with the `parquet` crate. Used only if pyarrow is missing;
+/// otherwise pyarrow writes the file.
 mod foreign {
     use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! `bench shdd`: compares the fast code for spherical harmonics with the scalar code on one core, in speed and values.
+//! If the worker has a GPU, the code for GPUs is timed too, and its values are compared with those of the fast code.
 //!
 //! Each reported time is the minimum over several runs with the same points and the same memory, because other load on
 //! the machine can only add time.

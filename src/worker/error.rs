@@ -6,7 +6,7 @@ use std::fmt::{Display, Formatter, Result};
 use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
 use locdiff_core::protocol::Failure;
 
-/// An expected error, which has an exit code. Any other error stays a plain `anyhow::Error`, and the worker exits with
+/// An expected error, which has an exit code. Any other error stays a plain `anyhow::Error`; the worker then exits with
 /// [`ExitCode::WorkerFailed`].
 #[derive(Debug)]
 pub(super) struct JobError(Box<dyn HasExitCode + Send + Sync>);

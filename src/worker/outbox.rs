@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use locdiff_core::protocol::{ProtocolError, ToLauncher, write_message};
 
-/// How long a sender waits at most for the whole queue to be written. If the launcher is reading, writing a message
+/// Longest time that a sender waits until the whole queue is written. If the launcher is reading, writing a message
 /// takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -30,7 +30,7 @@ struct PendingFrames {
     frames: VecDeque<Vec<u8>>,
     /// Size of all messages that are not written yet.
     bytes: usize,
-    /// Whether a sender has given up waiting after [`PATIENCE`] since the queue was last empty.
+    /// Whether a sender has waited for [`PATIENCE`] and given up. Becomes false when the queue is empty.
     is_behind: bool,
     /// The error of a failed write. After an error, nothing more is written.
     error: Option<String>,
@@ -71,9 +71,9 @@ impl Outbox {
         Ok(outbox)
     }
 
-    /// Sends a message and waits until all messages are written, but not longer than [`PATIENCE`]. If
-    /// messages are left after this wait, later calls only queue their messages, until the queue is empty again. But
-    /// while the queue exceeds [`BYTES_MAX`], every call waits.
+    /// Sends a message and waits until all messages are written, but not longer than [`PATIENCE`]. If messages are left
+    /// after this wait, later calls queue their messages without waiting, until the queue is empty again. While
+    /// the queue holds more than [`BYTES_MAX`] bytes, however, every call waits.
     pub(super) fn send(&self, message: &ToLauncher) -> Result<(), ProtocolError> {
         let mut frame = Vec::new();
         write_message(&mut frame, message)?;

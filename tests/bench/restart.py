@@ -72,7 +72,7 @@ def wait_until(condition):
 
 
 def measure(kills, steps_done, worker):
-    """Kills the worker with the process id `worker()`, `kills` times. Returns the seconds from each kill to the next step."""
+    """Kills a worker `kills` times; `worker()` returns its process id. Returns the seconds from each kill to the next step."""
     times = []
     for _ in range(kills):
         before = steps_done()
@@ -101,7 +101,7 @@ def product(folder, options):
 
 
 def torchrun(folder, options):
-    """Returns the command and the functions that `measure` needs, for torchrun."""
+    """For torchrun, returns the command and the functions that `measure` needs."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.workers)]
     command += ["--max-restarts", "100", __file__]
     steps = folder / "steps"

@@ -17,7 +17,7 @@ const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 /// machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// The worker executable in the launcher's folder.
+/// Which worker executable is in the launcher's folder.
 pub(crate) enum Worker {
     None,
     /// `fake_worker.py` and its mode. The mode `crash` applies to all ranks, and `crash@1` only to rank 1.

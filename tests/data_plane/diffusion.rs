@@ -37,7 +37,7 @@ fn signal_falls_from_almost_one_to_almost_zero() {
             let alphas_bar = schedule.alphas_bar();
             assert!(
                 alphas_bar.windows(2).all(|pair| pair[1] < pair[0]),
-                "{kind:?}, {timesteps} timesteps: the signal does not fall strictly"
+                "{kind:?}, {timesteps} timesteps: the signal is not strictly decreasing"
             );
             assert!(
                 alphas_bar[0] > clean && alphas_bar[0] < 1.0,
@@ -84,7 +84,7 @@ fn shifted_signal_falls_strictly_for_extreme_settings() {
             let alphas_bar = schedule.alphas_bar();
             assert!(
                 alphas_bar.windows(2).all(|pair| pair[1] < pair[0]),
-                "{timesteps} timesteps, shift {shift:?}: the signal does not fall strictly"
+                "{timesteps} timesteps, shift {shift:?}: the signal is not strictly decreasing"
             );
             assert!(alphas_bar.iter().all(|alpha_bar| (0.0..1.0).contains(alpha_bar) && *alpha_bar > 0.0));
             let signal = Tensor::from_slice(alphas_bar).sqrt().to_kind(Kind::Float);
@@ -162,7 +162,7 @@ fn every_chain_keeps_the_forward_marginals() {
         // among 200 estimates may be four times as large.
         assert!(
             seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02),
-            "eta {eta}: the deviations relative to the forward process are {seen:?}, wanted 1"
+            "eta {eta}: the standard deviations relative to the forward process are {seen:?}, wanted 1"
         );
     }
 }
@@ -213,8 +213,8 @@ fn guidance_0_is_no_guidance_and_more_extrapolates() {
 fn impossible_chains_are_refused() {
     let schedule = schedule(Schedule::Linear, 200);
     let error = |steps, eta| Sampler::few_steps(&schedule, steps, eta).expect_err("the chain is invalid").to_string();
-    assert_eq!(error(0, 1.0), "the chain has 0 steps, wanted 1 to 200, the number of timesteps");
-    assert_eq!(error(201, 1.0), "the chain has 201 steps, wanted 1 to 200, the number of timesteps");
+    assert_eq!(error(0, 1.0), "the chain has 0 steps, wanted 1 to 200 (the schedule's timesteps)");
+    assert_eq!(error(201, 1.0), "the chain has 201 steps, wanted 1 to 200 (the schedule's timesteps)");
     assert_eq!(error(20, f64::NAN), "eta is NaN, wanted 0 to 1");
     let outside = schedule.alpha_bar(200).expect_err("the last timestep is 199").to_string();
     assert_eq!(outside, "timestep is 200, wanted below 200");

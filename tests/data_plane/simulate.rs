@@ -179,7 +179,7 @@ fn simulated_world_has_the_specified_statistics() {
             assert!(place.distance(photo.place).0 <= (reach * photo.scale_km).min(half_turn_km) + 1e-6);
         }
     }
-    assert!(farthest > 1.55, "no gallery point beyond {farthest} scales was used, wanted one beyond 1.55");
+    assert!(farthest > 1.55, "the farthest gallery point used is {farthest} scales away, wanted more than 1.55");
     // The first photo of a gallery place lies exactly on the place. Later photos of the same place lie within 1 km of
     // it.
     let spots = geoclip.places().len() as u64;

@@ -32,7 +32,7 @@ mp.dps = 80
 
 
 def half_binomial(numerator, count):
-    """The binomial coefficient of numerator / 2 over count. The numerator may be negative."""
+    """The binomial coefficient "numerator / 2 choose count". The numerator may be negative."""
     result = Fraction(1)
     for i in range(count):
         result *= Fraction(numerator - 2 * i, 2 * (i + 1))

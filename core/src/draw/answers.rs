@@ -18,7 +18,8 @@ const LAND: [u8; 4] = [0xd3, 0xd8, 0xdc, 0xff];
 const SHORE: [u8; 4] = [0xb4, 0xba, 0xc0, 0xff];
 const TRUTH: [u8; 4] = [0x26, 0x2b, 0x33, 0xff];
 const TEXT: [u8; 3] = [0x40, 0x46, 0x50];
-/// Upper limit of each colour's range (km), its label in the legend, and the colour (RGB). The last range has no limit.
+/// For each range of errors: its upper limit (km), its label in the legend, and its colour (RGB). The last range has no
+/// limit.
 const COLORS: [(f64, &str, [u8; 3]); 5] = [
     (25.0, "<25 km", [0x00, 0x68, 0x37]),
     (200.0, "<200 km", [0x31, 0xa3, 0x54]),

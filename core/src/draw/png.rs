@@ -50,8 +50,9 @@ fn filtered(rgb: &[u8], row_bytes: usize) -> Vec<u8> {
     rgb.chunks_exact(row_bytes).zip(above).flat_map(|(row, above)| best_filter(row, &above)).collect()
 }
 
-/// Filters a row in three ways: unchanged, minus the pixels to the left, and minus the row above. Returns the result
-/// with the smallest sum of absolute values. The specification recommends this heuristic (section 12.7).
+/// Tries three filters on a row: leave it unchanged, subtract the pixels to the left, or subtract the row above.
+/// Returns the result with the smallest sum of absolute values. The specification recommends this heuristic (section
+/// 12.7).
 fn best_filter(row: &[u8], above: &[u8]) -> Vec<u8> {
     let left = [&[0; PIXEL_BYTES][..], row].concat();
     let filter_row = |kind: u8, other: &[u8]| -> Vec<u8> {

@@ -54,7 +54,7 @@ impl NameChange {
     }
 
     fn undo(&self) {
-        // Ignore errors: the name may be gone already.
+        // Ignore errors: the file or folder may be gone already.
         match self {
             Self::Created(path) if path.is_dir() => drop(std::fs::remove_dir_all(path)),
             Self::Created(path) => drop(std::fs::remove_file(path)),
@@ -139,8 +139,7 @@ impl Faults {
                 renames.push((from.clone(), to.clone(), is_durable));
             }
             if !is_durable {
-                // Later renames that are durable survive a crash. Replace the path by the path that it has after these
-                // renames.
+                // Later renames that are durable survive a crash, so apply them to the paths of this change.
                 *change.new_name() = now(change.new_name(), &renames, true);
                 if let NameChange::Renamed { from, .. } = &mut change {
                     *from = now(from, &renames, true);
@@ -218,7 +217,7 @@ mod tests {
             files.sync_folder(at)?;
             files.rename(&at.join("a"), &at.join("b"))
         });
-        assert_eq!(renamed, ["a"], "the rename is not synced");
+        assert_eq!(renamed, ["a"], "a rename that was not synced survived");
     }
 
     #[test]

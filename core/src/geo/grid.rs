@@ -1,8 +1,8 @@
 //! Nearly uniform grids of any size: the Fibonacci lattice.
 //!
-//! The z coordinate of point i of n is 1 − (2i + 1) / n. Its longitude is the longitude of point i − 1 plus the golden
-//! angle. Source: González, "Measurement of areas on a sphere using Fibonacci and latitude-longitude lattices", Math.
-//! Geosci. 42, 2010.
+//! Point i of n has the z coordinate 1 − (2i + 1) / n. From each point to the next, the longitude grows by a full turn
+//! divided by the golden ratio. Source: González, "Measurement of areas on a sphere using Fibonacci and
+//! latitude-longitude lattices", Math. Geosci. 42, 2010.
 
 use super::vector::UnitVector;
 

@@ -190,7 +190,7 @@ fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     let (lower, upper) = order.split_at_mut(middle);
     let (lower_splits, upper_splits) = splits.split_at_mut(middle);
     split(points, lower, lower_splits);
-    // This call has stored its split at the first position of `upper_splits`. The next call does not overwrite it,
-    // because it stores the split of the upper half at a later position.
+    // `splits[middle]`, which was set above, is the first element of `upper_splits`. The call below does not overwrite
+    // it, because the upper half stores its own splits at later positions.
     split(points, upper, upper_splits);
 }

@@ -1,5 +1,5 @@
-//! Unit vectors, with which all computations on points are done. The x axis points to latitude 0° and longitude 0°, the
-//! y axis to latitude 0° and longitude 90° E, and the z axis to the north pole.
+//! Unit vectors, which represent points in all computations. The x axis points to latitude 0° and longitude 0°, the y
+//! axis to latitude 0° and longitude 90° E, and the z axis to the north pole.
 //!
 //! Invariant: the length is 1 up to rounding, and no component is NaN. Callers need not treat the poles specially. At a
 //! pole, the direction "north" is the limit of the directions along the meridian of longitude 0.
@@ -153,7 +153,7 @@ impl From<UnitVector> for Place {
         let [x, y, z] = vector.0;
         let latitude = Degrees(z.atan2(x.hypot(y)).to_degrees());
         let longitude = Degrees(y.atan2(x).to_degrees());
-        Self::new(latitude, longitude).expect("atan2 of a non-negative x is between -90 and 90 degrees")
+        Self::new(latitude, longitude).expect("the latitude is between -90 and 90 degrees, because `hypot` is never negative")
     }
 }
 

@@ -84,8 +84,8 @@ pub struct Rating {
     pub coverage: Option<f64>,
 }
 
-/// Computes all metrics: scores from the errors, and density and coverage of `places` (the answers, or samples of the
-/// predictor) with respect to the true places.
+/// Computes all metrics. The scores are computed from the errors. Density and coverage are computed from `places` (the
+/// answers, or samples of the predictor) and the true places.
 pub fn rate(
     errors_km: &[f64],
     truth: &[UnitVector],

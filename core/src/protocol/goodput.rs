@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// How a run spent its wall time, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Goodput {
-    /// Training steps that were not lost in a failure.
+    /// Time spent on training steps that were not lost in a failure.
     pub steps_s: f64,
     /// Time from the start of a launcher to its first step.
     pub start_s: f64,
@@ -17,12 +17,12 @@ pub struct Goodput {
     pub evaluation_s: f64,
     /// Time from a failure to the next step.
     pub restart_s: f64,
-    /// Training steps that were lost in a failure, because no checkpoint contains their results.
+    /// Time spent on training steps that were lost in a failure, because no checkpoint contains their results.
     pub lost_s: f64,
 }
 
 impl Goodput {
-    /// The names and seconds of all activities except the training steps that were not lost.
+    /// Each activity that does not count as goodput: its name and the seconds spent on it.
     pub fn losses(&self) -> [(&'static str, f64); 6] {
         [
             ("start", self.start_s),

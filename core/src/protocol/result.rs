@@ -14,7 +14,7 @@ use super::{
 pub struct WrongResult {
     /// Job to which the received result belongs.
     pub got: &'static str,
-    /// Job that was run.
+    /// Job whose result was expected.
     pub want: &'static str,
 }
 

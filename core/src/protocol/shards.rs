@@ -129,7 +129,7 @@ pub struct ShardsMade {
 /// Result of `shards verify`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verified {
-    /// Whether no problems were found.
+    /// `true` if no problems were found.
     pub ok: bool,
     /// Number of rows in all files.
     pub rows: u64,
@@ -191,11 +191,11 @@ pub struct ReplayReport {
     pub dropped_rows: u64,
     /// Number of rows that each epoch repeats to fill the last batch.
     pub padded_rows: u64,
-    /// The replay for each number of workers.
+    /// One result per number of workers that the replay tried.
     pub world_sizes: Vec<ReplayedSize>,
 }
 
-/// The replay for one number of workers.
+/// The result of a replay with a given number of workers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplayedSize {
     /// Number of workers.

@@ -37,7 +37,8 @@ pub struct TrainJob {
     pub run_dir: PathBuf,
     /// Checkpoint to resume from, which the launcher has verified; `None`: start at the first step.
     pub resume: Option<PathBuf>,
-    /// Checkpoint with the initial weights of a new run, which the launcher has verified; `None`: random weights.
+    /// Checkpoint that holds the initial weights of a new run; `None`: random weights. The launcher has verified the
+    /// checkpoint.
     pub init_from: Option<PathBuf>,
     /// Highest validation score of the existing checkpoints; `None` if no checkpoint has a score.
     pub best_score: Option<f64>,

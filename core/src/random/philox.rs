@@ -174,7 +174,8 @@ impl Philox {
         self.fill(draw, out, |word| u64::from(word) < threshold)
     }
 
-    /// Checks that rows `first_sample..first_sample + samples` fit the counter, and returns the stream's id.
+    /// Checks that the step, the elements and the rows `first_sample..first_sample + samples` fit into the counter, and
+    /// returns the stream's id.
     pub fn check(draw: Draw, samples: u64) -> Result<u32, RangeError> {
         check_below("step", draw.step, STEP_END)?;
         check_below("first sample", draw.first_sample, SAMPLE_END)?;
@@ -263,7 +264,7 @@ pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     Ok((keep * 4_294_967_296.0) as u64)
 }
 
-/// Iterates over the blocks of consecutive rows.
+/// Iterates over the blocks of four elements, row by row. A row holds the elements of one sample.
 struct RowBlocks {
     draw: Draw,
     stream: u32,
@@ -372,7 +373,7 @@ fn ln_unit(x: f32) -> f32 {
     x + y + exponent * 0.693_359_4
 }
 
-/// Sine and cosine of `turn` / 2²⁴ of a full turn (Cephes `sinf`, `cosf`).
+/// Sine and cosine of an angle of `turn` / 2²⁴ full turns (Cephes `sinf`, `cosf`).
 #[inline(always)]
 fn sin_cos_turns(turn: u32) -> (f32, f32) {
     // Subtract the nearest multiple of a quarter turn. Integer arithmetic makes this exact.

@@ -1,4 +1,4 @@
-//! Errors of reading a table.
+//! Errors that occur when a table is read.
 
 use std::path::{Path, PathBuf};
 

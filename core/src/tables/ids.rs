@@ -4,7 +4,8 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, downcast_integer_array};
 use arrow_schema::DataType;
 
-/// The identifier in row `row` of `column`. An error text lacks its subject: the caller puts the column name before it.
+/// The identifier in row `row` of `column`. Error texts begin with a verb, as in "is null": the caller puts the column
+/// name before the text.
 pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
         return Err("is null, wanted an identifier".to_owned());

@@ -64,7 +64,7 @@ impl Columns {
         })
     }
 
-    /// Whether a column is not read.
+    /// Whether the column at this position is not read.
     pub(super) fn is_unused(&self, column: usize) -> bool {
         !self.used().any(|used| used == column)
     }
@@ -76,8 +76,8 @@ impl Columns {
 }
 
 /// Positions of the matching columns of `header`. If `given` is a name, the columns with exactly this name match. If
-/// `given` is `None`, the columns with any accepted name match, ignoring case, in the order of `accepted`. The same
-/// holds if `given` is the first accepted name and no column has exactly this name.
+/// `given` is `None`, the columns with any accepted name match, ignoring case, in the order of `accepted`. These
+/// columns also match if `given` is the first accepted name and no column has exactly this name.
 pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
     let columns = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..header.len()).filter(|column| matches(&header[*column])).collect()

@@ -81,8 +81,8 @@ impl TableReader {
         self.columns.id.is_some()
     }
 
-    /// Names of the text columns that are not read. In a CSV file, whether a column holds text is decided
-    /// only from the rows read so far.
+    /// Names of the text columns that are not read. In a CSV file, a column counts as text if any of its cells read so
+    /// far is not a number.
     pub fn other_text(&self) -> Vec<String> {
         let other = (0..self.header.len()).filter(|column| self.is_text[*column] && self.columns.is_unused(*column));
         other.map(|column| self.header[column].clone()).collect()

@@ -181,7 +181,7 @@ fn seconds_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('.').next()?.parse().ok()
 }
 
-/// Builds a value with the metadata that `summary_v2.py` of each plugin writes.
+/// Builds a value. Texts, histograms and images get the metadata that the `summary_v2.py` of their plugin writes.
 fn summary_value(tag: &str, value: Value<'_>) -> SummaryValue {
     let for_plugin =
         |plugin, class, tensor| (Some(SummaryMetadata::of(plugin, Vec::new(), class)), Payload::Tensor(tensor));

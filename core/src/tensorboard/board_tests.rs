@@ -135,7 +135,7 @@ fn a_file_truncated_anywhere_keeps_its_whole_records() {
             let mut bytes = whole[..cut].to_vec();
             bytes.resize(cut + zeros, 0);
             std::fs::write(&path, bytes).expect("the folder is writable");
-            // Number of records, not counting the first, that end at or before the cut.
+            // Number of whole records before the cut, not counting the first record.
             let ends = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length) + length));
             let survived = ends.skip(1).filter(|end| *end <= cut).count() as i64;
             drop(open(&folder, Some(3)));

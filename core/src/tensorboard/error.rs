@@ -26,8 +26,8 @@ pub enum BoardError {
         path: PathBuf,
         /// The step to be written.
         got: u64,
-        /// The smallest step that may be written: the last step written or, before the first write, the step after the
-        /// checkpoint.
+        /// The smallest step that may be written. After a write, this is the step of that write. Before the first write
+        /// of a resumed run, it is the step after the checkpoint.
         want: u64,
     },
 }

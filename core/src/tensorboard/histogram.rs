@@ -12,9 +12,9 @@ impl Histogram {
     /// A histogram with one bucket for each of `counts`. The buckets have equal width and reach from `lowest` to
     /// `highest`.
     ///
-    /// If `lowest` equals `highest`, all buckets have zero width and the last bucket gets the sum of the counts, as the
-    /// plugin does for a constant. The histogram is empty if there are no counts, if a bound is not finite, or if
-    /// `lowest` is above `highest`.
+    /// If `lowest` equals `highest`, all buckets have zero width and the last bucket gets the sum of the counts, as in
+    /// TensorBoard's plugin when all values are equal. The histogram is empty if there are no counts, if a bound is not
+    /// finite, or if `lowest` is above `highest`.
     pub fn even(lowest: f64, highest: f64, counts: &[u64]) -> Self {
         let width = (highest - lowest) / counts.len() as f64;
         if counts.is_empty() || !width.is_finite() || width < 0.0 {

@@ -2,16 +2,16 @@
 //! and the masked CRC of the data (u32). All numbers are little-endian.
 //!
 //! A file may end in the middle of a record, because its writer was killed or because the machine crashed before the
-//! end of the record reached the disk. After a crash of the machine, the missing end may consist of zeros. A record
-//! without an end and a record with zeros at the end are both [`Next::Torn`]. Any other record with a wrong checksum is
-//! [`Next::Damaged`].
+//! end of the record reached the disk. After a crash of the machine, the file may hold zeros instead of the end of the
+//! record. A record without an end and a record with zeros at the end are both [`Next::Torn`]. Any other record with a
+//! wrong checksum is [`Next::Damaged`].
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
 /// Size of the length and its CRC at the start of a record.
 pub(super) const HEADER_BYTES: usize = 12;
-/// Size of the CRC of the data at the end of a record.
+/// Size of the CRC at the end of a record. It is the CRC of the data.
 const FOOTER_BYTES: u64 = 4;
 /// `crc32c::kMaskDelta`. CRCs are masked because a CRC over data that contains CRCs would be weak.
 const MASK_DELTA: u32 = 0xa282_ead8;

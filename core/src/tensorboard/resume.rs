@@ -17,7 +17,7 @@ use crate::files::FileError;
 
 /// Prefix of the name of every event file.
 pub(super) const PREFIX: &str = "events.out.tfevents.";
-/// Bytes of data in the first record of a file, which holds a wall time and the text `brain.Event:2`.
+/// Length of the data in a file's first record, in bytes. This record holds a wall time and the text `brain.Event:2`.
 pub(super) const FIRST_RECORD_BYTES: u64 = 24;
 
 /// The event files of a folder, sorted by name. The file with the hyperparameters is left out, because it has no steps.

@@ -140,7 +140,7 @@ impl RunFolder {
     }
 }
 
-/// Checks that the files that the ranks wrote have plain names, no duplicates, and the reported lengths.
+/// Checks the files that the ranks wrote: each must have a plain name, a name of its own, and the reported length.
 fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchError> {
     let fail = |reason: String| Err(reported!(Corrupt, "{}: {reason}; the step is not committed", partial.display()));
     if files.is_empty() {
@@ -184,6 +184,6 @@ mod tests {
         assert_eq!(to_remove(&checkpoints, 1), [10, 30, 40]);
         assert_eq!(to_remove(&checkpoints, 9), Vec::<u64>::new());
         assert_eq!(to_remove(&checkpoints[2..3], 1), Vec::<u64>::new());
-        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "equal scores: wrong one kept");
+        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "an older equal score won");
     }
 }

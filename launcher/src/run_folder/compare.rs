@@ -1,4 +1,4 @@
-//! Compares the configuration of an existing run with the configuration with which the run is started again.
+//! Compares the configuration of an existing run with the configuration that is given when the run is started again.
 //!
 //! Fields that affect the model, the order of the data, or the rounding of a training step must not change. Other
 //! fields may change, and each change is reported.
@@ -24,9 +24,9 @@ const FIXED_FIELDS: [&str; 7] = [
 /// Differences between two configurations, one line per field.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Changed fields that must not change, with the new value and the value of the run.
+    /// Fields that must not change but did, each with the new value and the value of the run.
     pub(super) refused: Vec<String>,
-    /// Changed fields that may change, with the previous and the new value.
+    /// Fields that changed and are allowed to, each with the previous and the new value.
     pub(super) allowed: Vec<String>,
 }
 

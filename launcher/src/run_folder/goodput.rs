@@ -1,7 +1,7 @@
 //! Measures the [`Goodput`] of a run.
 //!
-//! At each heartbeat of rank 0, the launcher adds the time since the previous sample to the total of the activity that
-//! rank 0 was doing. The code is pure: the caller passes the time. The time between the end of one launcher of a
+//! At each heartbeat of rank 0, the launcher adds the time since its previous measurement to the total of the activity
+//! that rank 0 was doing. The code is pure: the caller passes the time. The time between the end of one launcher of a
 //! run and the start of the next launcher does not count.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use locdiff_core::protocol::Goodput;
 use locdiff_core::pulse::{Beat, WorkPhase};
 
-/// What rank 0 is doing.
+/// What rank 0 is spending its time on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TimeSink {
     Start,

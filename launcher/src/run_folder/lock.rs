@@ -31,8 +31,8 @@ pub struct RunLock {
 }
 
 impl RunLock {
-    /// Takes the lock for an evaluation, which holds it only for a short write. Returns `None` if another launcher
-    /// holds the lock.
+    /// Takes the lock for an evaluation. The evaluation holds the lock only during a short write. Returns `None` if
+    /// another launcher holds the lock.
     pub fn try_take_for_evaluation(run: &Path) -> Result<Option<Self>, LaunchError> {
         match Self::try_take(run, EVALUATION) {
             Err(error) if error.exit_code() == ExitCode::RunHeld => Ok(None),

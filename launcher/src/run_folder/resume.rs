@@ -14,7 +14,8 @@ use crate::error::LaunchError;
 pub struct ResumePoint {
     /// The newest whole checkpoint. If `None`, training starts at the first step.
     pub checkpoint: Option<WholeCheckpoint>,
-    /// Highest validation score of all checkpoints whose file lengths match. `None` if no checkpoint has a score.
+    /// Highest validation score of all checkpoints whose file lengths match the manifest. `None` if none of
+    /// them has a score.
     pub best_score: Option<f64>,
     /// One line for each checkpoint that this call found damaged and set aside.
     pub set_aside: Vec<String>,

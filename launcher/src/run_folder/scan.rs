@@ -96,7 +96,7 @@ fn folders(run: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64
     Ok(found)
 }
 
-/// Manifests of the committed checkpoints whose file lengths match, oldest first.
+/// Manifests of the committed checkpoints whose files have the lengths in the manifest, oldest first.
 pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError> {
     let mut found = Vec::new();
     for (_, folder) in committed(run)? {

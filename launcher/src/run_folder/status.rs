@@ -70,7 +70,7 @@ pub struct WorkerStatus {
     pub phase: WorkPhase,
     /// Step in the worker's last heartbeat; 0 before the first step.
     pub step: u64,
-    /// Mean times per step over twenty steps or more; `None` until that many steps are done.
+    /// Mean times per step, over at least twenty steps. `None` until times for twenty steps are known.
     pub times: Option<StepTimes>,
 }
 

@@ -11,10 +11,10 @@ use locdiff_core::random::{Draw, Philox, Stream};
 use crate::error::{LaunchError, reported};
 
 /// The faults that `--inject` accepts.
-const USAGE: &str = "KIND@rank=R,step=S with KIND kill, stop, hang, segfault, panic, exit, slow, oom, cuda-error, \
-    gpu-memory, eio, enospc, slow-disk, flip, corrupt-checkpoint or tensorboard-eio, or random@mtbf=SECONDS,seed=N; more fields: hang \
-    `,phase=data|step|collective|checkpoint|evaluation`, exit `,code=N`, slow `,ms=N`, slow-disk `,seconds=N`, flip \
-    `,in=weight|gradient`";
+const USAGE: &str = "KIND@rank=R,step=S or random@mtbf=SECONDS,seed=N; KIND is kill, stop, hang, segfault, panic, \
+    exit, slow, oom, cuda-error, gpu-memory, eio, enospc, slow-disk, flip, corrupt-checkpoint or tensorboard-eio; more \
+    fields: hang `,phase=data|step|collective|checkpoint|evaluation`, exit `,code=N`, slow `,ms=N`, slow-disk \
+    `,seconds=N`, flip `,in=weight|gradient`";
 
 /// What `--inject` requests.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,4 +1,4 @@
-//! The lines that workers write, in the log file of each rank and on the terminal.
+//! Output of the workers: joins identical lines for the terminal, and writes one log file of limited size per rank.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// How long a line waits for the same line from other ranks before it is shown.
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// Largest number of lines that may wait at once for the same line from other ranks.
+/// Largest number of lines that wait at the same time (see `WINDOW`). If more lines wait, the oldest are shown at once.
 const WAITING_MAX: usize = 64;
 
 /// When the middle of a log is removed, its newest lines are copied towards the beginning in pieces of this many bytes.
@@ -31,7 +31,7 @@ struct SharedLine {
 }
 
 impl SharedLines {
-    /// Starts without lines, for a gang of `ranks` ranks.
+    /// Creates an empty collection of lines for a gang of `ranks` ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self { ranks, waiting: VecDeque::new() }
     }
@@ -145,7 +145,7 @@ impl CappedLog {
         let mut to = gap + self.note_bytes;
         let mut piece = vec![0; PIECE_BYTES];
         // The newest lines move towards the beginning of the file, and their old and new places may overlap. So copy
-        // piece by piece, first piece first.
+        // piece by piece, from the first piece to the last.
         while from < self.bytes {
             let count = usize::try_from(self.bytes - from).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
             self.file.read_exact_at(&mut piece[..count], from)?;

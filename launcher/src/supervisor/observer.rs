@@ -180,8 +180,8 @@ impl DiskWatch {
     }
 }
 
-/// Closes the queue when it is dropped, even during a panic. Otherwise the observer's thread would never end, and the
-/// scope of the thread would wait forever.
+/// Closes the queue when it is dropped, even during a panic. Otherwise the observer's thread would never end, and
+/// `std::thread::scope` would wait for it forever.
 pub(super) struct CloseOnDrop<'a>(pub(super) &'a Observations);
 
 impl Drop for CloseOnDrop<'_> {

@@ -61,6 +61,6 @@ mod tests {
         let others: Vec<u32> = ended().into_iter().filter(|pid| *pid != orphan).collect();
         collect(&others);
         assert!(!ended().contains(&orphan), "the orphan is still a zombie");
-        assert!(worker.wait().expect("the worker's exit status was not collected").success());
+        assert!(worker.wait().expect("the worker's exit status is still available").success());
     }
 }

@@ -56,7 +56,7 @@ impl ControlSocket {
             }
         }
         let reasons = reasons.join("; ");
-        Err(reported!(Io, "no folder for the control socket; set XDG_RUNTIME_DIR or TMPDIR to one ({reasons})"))
+        Err(reported!(Io, "no folder for the control socket; set XDG_RUNTIME_DIR or TMPDIR ({reasons})"))
     }
 
     fn bind_in(base: &Path) -> io::Result<Self> {
@@ -70,7 +70,7 @@ impl ControlSocket {
             let path = folder.path().join(SOCKET);
             if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
                 return Err(io::Error::other(format!(
-                    "the path of a socket has at most {SOCKET_PATH_BYTES_MAX} bytes"
+                    "the path of a socket may have at most {SOCKET_PATH_BYTES_MAX} bytes"
                 )));
             }
             return Ok(Self { listener: UnixListener::bind(&path)?, folder, _lock: lock });
@@ -114,7 +114,7 @@ fn remove_stale_folders(base: &Path) {
         let file = OpenOptions::new().write(true).open(entry.path().join(LOCK));
         let (true, Ok(file)) = (is_own, file) else { continue };
         if let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            tracing::debug!("removing {}, which a killed launcher has left", entry.path().display());
+            tracing::debug!("removing {}, which a killed launcher left behind", entry.path().display());
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
@@ -167,7 +167,7 @@ mod tests {
         let live = bind(&[base.path()]).expect("the base can be used");
         let second = bind(&[base.path()]).expect("two launchers do not collide");
         assert!(!stale.exists(), "the stale folder was not removed");
-        assert!(kept.iter().all(|folder| folder.exists()), "a folder that no launcher has left was removed");
+        assert!(kept.iter().all(|folder| folder.exists()), "a folder that does not belong to a launcher was removed");
         assert!(live.path().exists() && second.path().exists(), "the folder of a live launcher was removed");
     }
 }

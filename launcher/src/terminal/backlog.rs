@@ -54,8 +54,8 @@ impl<T> Backlog<T> {
         self.changed.notify_all();
     }
 
-    /// Adds an item of `bytes` bytes. If the queue is full, or has not been empty since it last dropped an item, drops
-    /// and counts the item instead.
+    /// Adds an item of `bytes` bytes. If the queue is full, drops and counts the item instead, and also all items
+    /// offered after it until the queue is empty.
     pub fn offer(&self, item: T, bytes: usize) {
         let mut queue = self.lock();
         // After an item was dropped, drop all further offered items until the queue is empty, so that the output has
@@ -151,7 +151,7 @@ mod tests {
         backlog.push(1);
         assert!(!backlog.wait_until_idle(Duration::ZERO));
         assert_eq!(backlog.next(None), NextItem::Item(1));
-        assert!(!backlog.wait_until_idle(Duration::ZERO), "the consumer still works on the item");
+        assert!(!backlog.wait_until_idle(Duration::ZERO), "idle while the consumer works on the item");
         assert_eq!(backlog.next(Some(Instant::now())), NextItem::Nothing);
         assert!(backlog.wait_until_idle(Duration::ZERO));
     }

@@ -15,11 +15,11 @@ use super::backlog::{Backlog, NextItem};
 /// Largest total size of the lines that wait for the terminal, in bytes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// How long [`write_stdout`] waits for each of the two streams. The wait keeps lines on stderr and text on stdout in
-/// order, if both streams are read.
+/// How long [`write_stdout`] waits for each of the two streams. If the readers of both streams keep up, this wait keeps
+/// the lines on stderr and the text on stdout in order.
 const ORDER_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Wait between two tries to write to a full stream that another program has made non-blocking.
+/// Time between two tries to write to a full stream that another program has made non-blocking.
 const RETRY: Duration = Duration::from_millis(10);
 
 static STDERR: Backlog<Piece> = Backlog::new(BYTES_MAX);
@@ -105,7 +105,7 @@ pub(super) fn draw(bar: Option<BarState>) {
 fn start() {
     STARTED.call_once(|| {
         // Write to duplicates of the streams, because duplicates have no lock. A thread that is stuck in a write to
-        // `io::stderr()` would hold the lock of `io::stderr()`, and all its other users would wait.
+        // `io::stderr()` would hold the lock of `io::stderr()`, and all other threads that write there would wait.
         let duplicate = |stream: &dyn AsFd| stream.as_fd().try_clone_to_owned().map(File::from);
         let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
         let (stderr, stdout) = (duplicate(&io::stderr()), duplicate(&io::stdout()));
@@ -211,7 +211,7 @@ impl BarState {
 /// A new bar, which is not drawn yet.
 fn new_bar(target: ProgressDrawTarget) -> ProgressBar {
     let style = ProgressStyle::with_template("[{bar:12}] {pos}/{len} {wide_msg}");
-    let style = style.expect("a test draws this constant template");
+    let style = style.expect("the template is constant, and a test draws it");
     ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
 }
 
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(seen[seen.len() - 2..], ["(cleared)", "the end"], "{seen:?}");
     }
 
-    /// A stream that accepts one byte per write, and is full at every other write.
+    /// A stream that accepts one byte per write, and is full at every second write.
     struct SlowStream(Vec<u8>, bool);
 
     impl Write for SlowStream {

@@ -1,9 +1,9 @@
 //! `bench shdd`: one worker measures the speed of the spherical harmonics. It times the fast and the scalar
 //! implementation on one core. If the worker has a GPU, it also times the implementation for GPUs.
 //!
-//! At one degree, the time per location of the fast implementation has a limit. The table and the JSON result say
-//! whether the measured time is within this limit. A time over the limit is not an error, because machines differ and
-//! may be busy. It is an error if the implementations give different values.
+//! For one degree of the harmonics (see `LIMIT`), the fast implementation has a limit on the time per location. The
+//! table and the JSON result say whether the measured time is within this limit. A time over the limit is not an error,
+//! because machines differ and may be busy. It is an error if the implementations give different values.
 
 use locdiff_core::protocol::{Job, ShddRow};
 use serde_json::{Value, json};

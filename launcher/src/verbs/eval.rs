@@ -44,7 +44,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
         return predictions::run(file, global, output);
     }
     hold_signals()?;
-    // `_use` protects the checkpoint: a launcher that trains the same run must not remove it during the evaluation.
+    // `_use` keeps a launcher that trains the same run from removing the checkpoint during the evaluation.
     let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let mut evaluation = Evaluation {

@@ -42,8 +42,8 @@ impl DegreeRow {
     }
 }
 
-/// Measures and prints the table. Fails if a degree or points are missing, or if a mean drift differs from the theory
-/// by more than [`TOLERANCE`].
+/// Measures and prints the table. Fails if the measurement lacks a degree or points of a degree, or if a mean drift
+/// differs from the theory by more than [`TOLERANCE`].
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found: GangResult<Vec<PerturbationBlock>> =
@@ -52,13 +52,13 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     print_table(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
     if degrees != DEGREES {
-        refuse!(WorkerFailed, "measured degrees {degrees:?}, wanted {DEGREES:?}; this is a bug");
+        refuse!(WorkerFailed, "the measured degrees are {degrees:?}, wanted {DEGREES:?}; this is a bug");
     }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
         refuse!(
             WorkerFailed,
-            "degree {}: mean drift is {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points; this is \
-             a bug",
+            "degree {}: mean drift is {:.3} km over {} points, wanted {:.3} km (within {} %) over {POINTS} points; \
+             this is a bug",
             row.degree,
             row.drift_km,
             row.points,
@@ -95,7 +95,7 @@ fn row(blocks: &[PerturbationBlock]) -> DegreeRow {
 }
 
 fn print_table(rows: &[DegreeRow], output: Output) {
-    output.print("mean drift of the mode, noise of variance 0.01 on unscaled codes of uniform points");
+    output.print("mean drift of the mode after noise of variance 0.01 is added to unscaled codes of uniform points");
     output.print(&format!(
         "{:>6} {:>10} {:>8} {:>10} {:>9} {:>7} {:>9}  source",
         "degree", "drift km", "+- km", "theory km", "most km", "points", "searched"

@@ -1,8 +1,9 @@
 //! Decides whether a failed job is restarted, and how long to wait before the restart. [`RestartPolicy`] reads no
 //! clock: the caller passes the time.
 //!
-//! docs/OPERATIONS.md has the rules as a table. The first restart happens at once. Before each later restart, the wait
-//! is longer. A new checkpoint counts as progress: it resets the number of restarts and the length of the waits.
+//! docs/OPERATIONS.md has the rules as a table. The first restart happens at once. The waits before later
+//! restarts grow to at most a minute. A new checkpoint counts as progress: it resets the number of restarts and the
+//! length of the waits.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ pub(in crate::verbs) struct FailedAttempt {
 }
 
 impl FailedAttempt {
-    /// The facts about a failure on which the decision about a restart depends.
+    /// Takes from an error the facts that decide whether the workers are restarted.
     pub(in crate::verbs) fn new(error: &anyhow::Error) -> Self {
         let Some(known) = error.downcast_ref::<LaunchError>() else {
             return Self { kind: FailureKind::Final, what: "internal error".to_owned(), step: 0 };
@@ -56,14 +57,15 @@ pub(in crate::verbs) enum RestartVerdict {
     GiveUp(Option<String>),
 }
 
-/// Decides about the restarts of one command.
+/// Decides whether and when one command restarts its workers.
 #[derive(Debug)]
 pub(in crate::verbs) struct RestartPolicy {
     max_restarts: u32,
     outage_patience: Duration,
     /// The step that was last passed to [`RestartPolicy::begin`].
     began_at_step: u64,
-    /// Highest step of a checkpoint so far. A checkpoint that replaces a damaged one is not progress.
+    /// Highest step of a checkpoint so far. Only a checkpoint with a higher step is progress; a checkpoint that
+    /// replaces a damaged one is not.
     best_step: u64,
     /// Restarts since the last new checkpoint, not counting restarts after outages.
     restarts: u32,
@@ -73,7 +75,7 @@ pub(in crate::verbs) struct RestartPolicy {
     outage: Option<(Duration, Duration)>,
     /// All crashes so far: what happened, and the step.
     crashes: BTreeSet<(String, u64)>,
-    /// Ranks that have corrupted data so far.
+    /// Ranks that were reported as corrupted so far.
     corrupted: BTreeSet<u32>,
 }
 

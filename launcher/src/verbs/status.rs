@@ -42,7 +42,7 @@ fn runs(dir: &Path) -> Result<Vec<PathBuf>, LaunchError> {
 fn show(folder: &Path, output: Output) -> Value {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let Some(mut status) = RunStatus::read(folder) else {
-        output.print(&format!("{name}: unknown, it has no readable status.json"));
+        output.print(&format!("{name}: unknown, because it has no readable status.json"));
         return json!({ "run": name, "state": "unknown" });
     };
     let now = SystemTime::now();
@@ -59,8 +59,8 @@ fn is_launcher(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
-/// One line with, for each part of a step, the smallest, median and largest time over all ranks, and the slowest rank.
-/// `None` if the times of some rank are not known yet.
+/// One line that gives the smallest, median and largest time over all ranks and the slowest rank, for each part of a
+/// step. `None` if the times of some rank are not known yet.
 fn step_times(workers: &[WorkerStatus]) -> Option<String> {
     let part = |name: &str, of: fn(&StepTimes) -> f64| {
         let timed = workers.iter().map(|worker| Some((of(&worker.times?), worker.rank)));

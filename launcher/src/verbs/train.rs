@@ -216,7 +216,7 @@ impl HeldRun<'_> {
         if let Some(found) = &trained.evaluation {
             let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
             let rows = found.rows;
-            output.print(&format!("validation, {rows} rows: within 1 / 25 / 200 / 750 / 2500 km {percents} %"));
+            output.print(&format!("validation, {rows} rows: {percents} % within 1 / 25 / 200 / 750 / 2500 km"));
         }
         let evaluated = self.evaluate(output)?;
         output.print(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));

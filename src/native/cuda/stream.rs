@@ -40,7 +40,7 @@ impl CudaStream {
         Ok(Self { id, device })
     }
 
-    /// The stream of the current device on which this thread launches kernels.
+    /// This thread's current stream on the current device.
     pub fn current() -> Result<Self, NativeError> {
         Self::current_of(index(current_device()?))
     }

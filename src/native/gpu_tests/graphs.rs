@@ -296,7 +296,7 @@ pub(super) fn nothing_leaks() -> CheckOutcome {
     let grown = resident_after.saturating_sub(resident_before);
     ensure!(after.allocated_bytes == before.allocated_bytes, "device memory leaks: {before:?} then {after:?}");
     ensure!(after.reserved_bytes == before.reserved_bytes, "reserved memory grows: {before:?} then {after:?}");
-    // If every round leaked a tensor or an event of 100 bytes, the process would grow by 1 MB.
+    // The limit is about 100 bytes per round, so that a tensor or an event leaked in every round is noticed.
     ensure!(grown < 1 << 20, "the process grew by {grown} bytes, wanted less than 1 MiB");
     Ok(format!("{} bytes allocated before and after; the process grew by {grown} bytes", after.allocated_bytes))
 }

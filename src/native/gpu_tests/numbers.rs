@@ -104,7 +104,7 @@ pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
             ADAMW.update(&params, &grads, &mut moments, control)?;
         }
         let step = moments.step.f_double_value(&[])?;
-        ensure!(step == 27.0, "the step is {step} after 27 updates and 3 skipped ones");
+        ensure!(step == 27.0, "the step is {step} after 27 updates and 3 skipped updates");
         Ok(params.into_iter().chain(moments.exp_avgs).chain(moments.exp_avg_sqs).collect())
     };
     let mut largest = 0.0_f64;

@@ -15,8 +15,8 @@
 namespace locdiff {
 namespace {
 
-// Gloo also detects the timeout, and its error says more. To get Gloo's error, the host waits this much longer than the
-// timeout.
+// Gloo detects timeouts by itself, and reports a more detailed error than a wait() that times out. Work::wait therefore
+// waits this much longer than the timeout, so that Gloo's error comes first.
 constexpr milliseconds kGlooGrace{400};
 // No message is ever sent with this tag, so a receive that uses it always times out.
 constexpr int kAbortTag = std::numeric_limits<int>::max();

@@ -1,4 +1,4 @@
-// C ABI for c10d's key-value stores; see c10d_store.rs.
+// C ABI for c10d's key-value stores; see c10d/store.rs.
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

@@ -1,4 +1,4 @@
-// Operations of ATen on lists of tensors that tch does not offer, such as fused AdamW.
+// Operations of ATen that tch does not offer: operations on lists of tensors, such as fused AdamW.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 

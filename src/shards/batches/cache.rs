@@ -82,7 +82,7 @@ impl Cache {
             CacheMode::None => Ok((Self::None, format!("rows ({data}) are read again in every epoch"))),
             CacheMode::Host if bytes > host_bytes => {
                 let summary = format!(
-                    "of the rows ({data}), {host} are kept in main memory, and all others are read again in every epoch"
+                    "rows ({data}) are kept in main memory up to {host}; all others are read again in every epoch"
                 );
                 Ok((Self::Host { bytes_max: host_bytes }, summary))
             }

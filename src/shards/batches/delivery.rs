@@ -1,4 +1,4 @@
-//! A batch, and the reuse of its memory when it is dropped.
+//! A batch. Its memory is reused after the batch is dropped.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,7 +61,7 @@ pub(super) struct TensorPool {
     tensors: Mutex<Vec<Tensor>>,
     /// Maximum number of complete batches that exist at the same time. `None` if the pool keeps no tensors.
     elsewhere: Option<usize>,
-    /// The largest number of batches, so far, that were being filled at the same time.
+    /// Peak number of batches that were being filled at the same time.
     filling_max: AtomicUsize,
 }
 

@@ -46,7 +46,7 @@ impl DeviceRows {
         let used = |block: &u32| layout.block_rows[*block as usize] as usize > plan.mask().skipped(*block).len();
         let wanted: Vec<u32> = (0..layout.block_rows.len() as u32).filter(used).collect();
         let all = Mutex::new((embeddings, vec![0.0; rows as usize], vec![0.0; rows as usize]));
-        // The lock is held only while a thread copies, so the other threads can read meanwhile.
+        // A thread holds the lock only while it copies rows, so the other threads can read blocks at the same time.
         in_order(threads as usize, wanted.len() * layout.views as usize, |task| {
             let (block, view) = (wanted[task / layout.views as usize], task % layout.views as usize);
             let mut read_rows = BlockRows::default();
@@ -73,7 +73,7 @@ impl DeviceRows {
 }
 
 impl Places {
-    /// Index in the cache of one view of a row.
+    /// The index at which the cache holds one view of a row.
     pub(super) fn place(&self, block: u32, view: u32, row: u32) -> i64 {
         let all = self.latitudes.len() as u64;
         (u64::from(view) * all + self.first_rows[block as usize] + u64::from(row)) as i64

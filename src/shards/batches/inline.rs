@@ -21,7 +21,7 @@ pub struct InlineBatches<'a> {
     embeddings: Vec<u8>,
     /// An error that has not been returned yet.
     failed: Option<ShardsError>,
-    /// The text of the error that ended the batches. `None` until the error has been returned.
+    /// The text of the error after which no more batches are made. `None` until the error has been returned.
     ended: Option<String>,
 }
 

@@ -1,7 +1,7 @@
 //! Prefetches rows into batches for the trainer.
 //!
 //! ```text
-//! gatherer ── a place in a batch for each row of this window and the next ──▶ reader threads ── rows into their places
+//! gatherer ── a place in a batch for each row of this window and the next ──▶ reader threads (fill the places)
 //!    ▲                                                                              │
 //!    └── block read, checked and placed ◀──────────────────────────────────────────┘
 //!    └── batches whose blocks are all checked, `prefetch_batches` ahead ──▶ Batches::next
@@ -36,7 +36,7 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
 
-/// How often a wait for a batch checks whether it must end.
+/// While the trainer waits for a batch: the time between two checks whether to stop waiting.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Options for making batches. They do not affect the contents of batches.
@@ -174,10 +174,10 @@ impl Batches {
         batch.map(Some)
     }
 
-    /// The error for a gatherer that ended without sending an error.
+    /// The error for a gatherer thread that ended without sending an error.
     fn gatherer_error(&mut self) -> ShardsError {
         let panic = self.gatherer.take().and_then(|thread| thread.join().err());
-        let text = panic.as_deref().map_or("it ended without an error", |panic| panic_text(panic));
+        let text = panic.as_deref().map_or("it ended without reporting an error", |panic| panic_text(panic));
         ShardsError::Internal(format!("the gatherer thread failed: {text}"))
     }
 

@@ -135,7 +135,7 @@ impl Readers {
             return copy(block, &kept, places).map(|()| kept);
         }
         if let Some(cache) = self.cache.as_ref().filter(|cache| cache.has_room(bytes)) {
-            // Read a block that will be cached into a new buffer, because the cache keeps the buffer.
+            // The cache keeps the buffer of this block, so read the block into a new buffer.
             let mut rows = BlockRows::default();
             read(self.blocks.as_ref(), &self.plan, block, view, &mut rows)?;
             let rows = Arc::new(rows);

@@ -67,8 +67,8 @@ impl Segments {
         }
     }
 
-    /// Returns this worker's rows from `self.index` to the end of the window or of the epoch, and advances `self.index`
-    /// to that end.
+    /// Returns this worker's rows from `self.index` to the end of the window or of the epoch, whichever comes first.
+    /// Advances `self.index` to this end.
     fn window(&mut self) -> Result<Segment, ShardsError> {
         // Indices beyond the last row are padding: they repeat the epoch's rows from the first row on.
         let around = self.index - self.index % self.plan.rows();

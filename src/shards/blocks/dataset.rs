@@ -109,8 +109,9 @@ impl Dataset {
         self.manifest.as_ref()
     }
 
-    /// Where the rows came from, according to the manifest. If local files were opened without a manifest, the manifest
-    /// in their folder is used, provided that it lists these files.
+    /// Where the rows came from, according to the manifest; `None` if not known. If local files were opened without a
+    /// manifest, for example with a glob, this is the origin in the manifests of their folders, as far as these
+    /// manifests list the files.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
@@ -185,8 +186,8 @@ impl Dataset {
             let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // A list of the wrong length is skipped as a bad row only if bad rows are skipped and the data has no manifest.
-        // Otherwise it is an error.
+        // If the data has no manifest and `on_bad_rows` skips bad rows, a list of the wrong length is skipped as a bad
+        // row. Otherwise it is an error.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }
@@ -266,8 +267,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// Checks the width of the embeddings in a row group. The width follows from the number of values in the footer, so
-    /// a wrong width is found before data is read.
+    /// Checks the width of the embeddings in a row group. The width is computed from the number of values,
+    /// which the footer gives, so a wrong width is found before data is read.
     fn check_width(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
         for column in &self.files[at.file].views {

@@ -39,8 +39,8 @@ impl Dataset {
         note: ChecksumSlots<'_>,
     ) -> Result<bool, ShardsError> {
         let Some(mut chunk) = self.direct(at, column, note.is_some())? else { return Ok(false) };
-        // The chunk lies within the file and is at least as large as the buffer, so a wrong footer cannot cause a huge
-        // allocation.
+        // The buffer is not larger than the chunk, and the chunk lies within the file. So a wrong footer cannot cause a
+        // huge allocation.
         into.resize(chunk.left, 0);
         for piece in into.chunks_mut(PIECE_BYTES) {
             chunk.read(piece)?;

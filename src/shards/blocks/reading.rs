@@ -23,7 +23,7 @@ use crate::shards::format::{
 pub(super) type ChecksumSlots<'a> = Option<&'a mut [Checksum]>;
 
 impl Dataset {
-    /// Reads one column chunk and compares its checksum, if one is known.
+    /// Reads one column chunk. If a checksum of the chunk was recorded, compares it with that of the bytes read.
     pub(super) fn read_chunk(
         &self,
         at: BlockAt,

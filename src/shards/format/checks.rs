@@ -5,18 +5,18 @@ use half::f16;
 /// Exponent bits of a float16. If all these bits are 1, the number is infinite or NaN.
 const EXPONENT: u16 = 0x7c00;
 
-/// Index of the first value that is not within -`limit` to `limit`, with an error text. `what` names the coordinate.
+/// Index of the first value that is not between -`limit` and `limit`, with an error text. `what` names the coordinate.
 pub(super) fn first_outside(degrees: &[f64], limit: f64, what: &str) -> Option<(usize, String)> {
     let index = degrees.iter().position(|value| !is_within(*value, limit))?;
     Some((index, outside(degrees[index], limit, what)))
 }
 
-/// Whether a coordinate is within -`limit` to `limit`. False for NaN.
+/// Whether a coordinate is between -`limit` and `limit`, inclusive. False for NaN.
 pub(crate) fn is_within(degrees: f64, limit: f64) -> bool {
     degrees.abs() <= limit
 }
 
-/// The error text for a coordinate that is not within -`limit` to `limit`.
+/// The error text for a coordinate that is not between -`limit` and `limit`.
 pub(crate) fn outside(degrees: f64, limit: f64, what: &str) -> String {
     format!("{what} {degrees}, wanted -{limit} to {limit}")
 }

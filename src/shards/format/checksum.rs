@@ -70,7 +70,7 @@ mod tests {
                 assert_eq!(
                     Checksum(hasher.finish()),
                     Checksum(expected),
-                    "wrong checksum of {length} bytes, hashed {piece} at a time"
+                    "wrong checksum of {length} bytes, hashed in pieces of {piece} bytes"
                 );
             }
         }

@@ -1,7 +1,8 @@
 //! Decodes values directly from the pages of a column chunk.
 //!
-//! Supports chunks without nulls in which all lists have the right width, with PLAIN or dictionary pages of version 1
-//! or 2, and any codec of the `parquet` crate. Reports all other chunks as unsupported; [`super::careful`] reads them.
+//! Supports chunks that contain no nulls and no list of the wrong width. Their pages may be PLAIN or dictionary pages,
+//! of version 1 or 2, with any codec of the `parquet` crate. Reports all other chunks as unsupported;
+//! [`super::careful`] reads them.
 
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl ChunkReader for ChunkBytes {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
         let bytes = self.from(start)?;
         if length > bytes.len() {
-            return Err(ParquetError::General(format!("{length} bytes from {start} reach beyond their column chunk")));
+            return Err(ParquetError::General(format!("{length} bytes at offset {start} exceed their column chunk")));
         }
         Ok(bytes.slice(..length))
     }

@@ -1,8 +1,8 @@
 //! Parquet's hybrid of run-length encoding and bit packing, used for the levels of list columns and for dictionary
 //! indices.
 //!
-//! Levels are checked without expanding repeated values: the levels of a list of 768 numbers, for example, are one
-//! bit-packed group and one run of a repeated value. The encoding is specified at
+//! Levels are checked run by run, without expanding repeated values. For example, the levels of a list of 768 numbers
+//! are one bit-packed group and one run of a repeated value. The encoding is specified at
 //! <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
 
 /// One run of a hybrid stream: one repeated value, or several bit-packed values.
@@ -10,7 +10,7 @@
 pub(super) enum Run<'a> {
     /// The same value `count` times.
     Repeated { value: u32, count: usize },
-    /// `count` bit-packed values, lowest bit first.
+    /// `count` bit-packed values, least significant bit first.
     Packed { bytes: &'a [u8], count: usize },
 }
 
@@ -53,7 +53,7 @@ impl<'a> Iterator for Runs<'a> {
         let size = (header >> 1) as usize;
         if header & 1 == 1 {
             let length = size.checked_mul(self.bits as usize)?;
-            // In the last group, a writer may leave out the bytes that hold no value.
+            // Values are packed in groups of eight. If the last group is not full, a writer may omit its unused bytes.
             let (bytes, rest) = self.bytes.split_at(length.min(self.bytes.len()));
             let count = (size * 8).min(self.left);
             if count == 0 || bytes.len() * 8 < count * self.bits as usize {

@@ -127,7 +127,7 @@ impl Manifest {
         if version.schema_version == 0 || version.schema_version > SCHEMA_VERSION {
             let reason = format!(
                 "schema version {}, but this program reads up to {SCHEMA_VERSION}; \
-                 use the version of this program that wrote it",
+                 use the version of this program that wrote the shards",
                 version.schema_version
             );
             return Err(ShardsError::bad(Spot::file(location), reason));
@@ -150,7 +150,7 @@ impl Manifest {
         if width == 0 || self.views == 0 || self.mean.len() != width || self.standard_deviation.len() != width {
             return Err(format!(
                 "width {width}, {} views, {} means and {} standard deviations, wanted at least one view, \
-                 a width above 0, and as many means and standard deviations as the width",
+                 a width above 0, and one mean and one standard deviation per dimension",
                 self.views,
                 self.mean.len(),
                 self.standard_deviation.len()

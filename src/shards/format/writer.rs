@@ -86,7 +86,7 @@ pub struct ShardWriter {
 }
 
 impl ShardWriter {
-    /// Starts a folder of shards that will get the path `out`.
+    /// Starts to write a folder of shards. The finished folder gets the path `out`.
     pub fn create(out: &Path, options: WriterOptions) -> Result<Self, ShardsError> {
         options.check()?;
         let name = out

@@ -92,7 +92,7 @@ impl Mask {
         self.skipped
     }
 
-    /// The row within the block of the usable row number `index`, counting only usable rows from 0.
+    /// Returns the row number of a usable row within its block. `index` counts only usable rows of the block, from 0.
     pub(super) fn row(&self, block: u32, index: u32) -> u32 {
         if self.count == 0 {
             return index;

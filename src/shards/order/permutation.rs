@@ -1,5 +1,5 @@
 //! Keyed permutations: random orders that depend only on a key, not on earlier random numbers. The key is (seed, epoch)
-//! for a list and (seed, epoch, place) for a [`Permutation`], where the place is the number of a window.
+//! for [`shuffled`] and (seed, epoch, place) for [`Permutation`], where the place is the number of a window.
 //!
 //! [`shuffled`] returns a whole order as a list (Fisher-Yates). [`Permutation`] maps one position at a time without a
 //! table. It is a Feistel network that permutes `0..n`, where n is the smallest power of two that is at least 64 and at
@@ -28,7 +28,7 @@ const BITS_MIN: u32 = 6;
 
 /// Index of the random numbers for [`shuffled`] within the stream `Shuffle`.
 const LISTED: u16 = 0;
-/// Index of the keys of [`Permutation`] within the stream `Shuffle`.
+/// Index of the random numbers for the keys of [`Permutation`] within the stream `Shuffle`.
 const KEYED: u16 = 1;
 
 /// The numbers `0..count` in random order. The order depends only on the seed and the epoch.
@@ -165,7 +165,7 @@ mod tests {
         assert!(square < 49.7, "chi-square {square:.1}, wanted below 49.7");
     }
 
-    /// A random order moves an item by a third of the number of items on average, and about two pairs of neighbours
+    /// On average, a random order moves an item by a third of the number of items, and about two pairs of neighbours
     /// stay neighbours.
     #[test]
     fn large_orders_move_items_far_and_separate_neighbours() {

@@ -1,5 +1,5 @@
-//! The trait [`ByteSource`] of numbered files that any thread can read at any offset, and a pool of buffers for
-//! reading.
+//! The trait [`ByteSource`] and a pool of read buffers. A [`ByteSource`] is a list of numbered files that any thread
+//! can read at any offset.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

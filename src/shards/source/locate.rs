@@ -19,7 +19,8 @@ pub(super) struct FoundFiles {
     pub(super) source: Arc<dyn ByteSource>,
     /// The text of the manifest. [`Manifest::parse`] has accepted it.
     pub(super) manifest_text: Option<Vec<u8>>,
-    /// The origin of the rows, if known. `None` if there is a manifest, because the manifest itself states the origin.
+    /// The origin of the rows. `None` if the origin is unknown, or if there is a manifest, which itself states the
+    /// origin.
     pub(super) origin: Option<Origin>,
 }
 

@@ -47,13 +47,13 @@ pub(super) fn values_at(
     Ok(values.concat())
 }
 
-/// For each image, the place where the mixture of its densities is largest. The score is the logarithm of the density
-/// at that place. If the decoder has a neighbourhood and does not refine, the score is the logarithm of the sum of
-/// densities over the neighbourhood.
+/// For each image, the place where the mixture of the densities of its samples is largest. The score is the logarithm
+/// of the density at that place. If the decoder has a neighbourhood and does not refine, the score is the logarithm of
+/// the sum of densities over the neighbourhood.
 ///
-/// First finds the anchor with the largest density or, if the decoder has a neighbourhood, the anchor whose
-/// neighbourhood has the largest sum of densities. If the decoder refines, the search continues from that anchor to the
-/// mode of the mixture on the continuous sphere.
+/// First finds the anchor with the largest density. If the decoder has a neighbourhood, finds the anchor whose
+/// neighbourhood has the largest sum of densities instead. If the decoder refines, the search continues from that
+/// anchor to the mode of the mixture on the continuous sphere.
 pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, ShddError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
         let text = format!("aggregator: tempering is {tempering}, wanted a finite number above 0");

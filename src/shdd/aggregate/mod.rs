@@ -30,8 +30,8 @@ pub struct Ensemble<'a> {
 
 /// Returns one place per image. If a code is not finite, the error names its row. For the mean of codes, the row is the
 /// index of the image. Otherwise, it is the index of the image times the number of samples, plus the index of the
-/// sample. The mixture and decoders with a neighbourhood work in passes over some images or codes, and their errors
-/// count rows from the start of the pass.
+/// sample. The mixture, and decoders with a neighbourhood, handle only some of the images or codes in each pass, and
+/// their errors count rows from the start of the pass.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);

@@ -58,8 +58,9 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> 
     Ok(place)
 }
 
-/// The index of the sample with the densest surroundings: the largest `Σ (exp(-d / 50 km) + exp(-d / 500 km))`, summed
-/// over the distances d to all samples. If several samples have equal sums, the first of them is chosen.
+/// The index of the sample with the densest surroundings. The density around a sample is
+/// `Σ (exp(-d / 50 km) + exp(-d / 500 km))`, where d runs over the distances from this sample to all samples. If
+/// several samples have equal sums, the first of them is chosen.
 pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }
@@ -116,7 +117,7 @@ fn downhill(points: &[UnitVector], place: UnitVector, least: f64) -> Option<(Uni
     None
 }
 
-/// Weiszfeld's step from `place`, a tangent vector in radians.
+/// Weiszfeld's step at `place`. The step is a tangent vector in radians.
 fn median_step(points: &[UnitVector], place: UnitVector) -> [f64; 3] {
     let (mut pull, mut weights, mut coincident) = ([0.0; 3], 0.0, 0.0);
     for point in points {

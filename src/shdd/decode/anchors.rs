@@ -6,7 +6,7 @@
 //! again, which takes a few microseconds per anchor. One pass handles many codes. A call needs memory for its codes,
 //! the points and the kept harmonics. In addition, it holds at most two sets of scores (those of one tile and those
 //! collected so far) and four buffers of the size of a tile (the computed numbers, their tensor, and the two factors of
-//! a product or of rescoring).
+//! the product that computes or recomputes scores).
 //!
 //! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Before
 //! this pass, each code is divided by its largest value, so that no number overflows. With 16 bits alone, the best
@@ -34,7 +34,7 @@ use crate::shdd::{Basis, Filter, ShddError};
 
 // Letters in tensor names: b codes, c coefficients ((L+1)² or those that a filter keeps), a anchors, k candidates.
 
-/// Minimum number of anchors per code that are sorted and, if the coarse pass is not exact, rescored in f32.
+/// For each code, at least this many anchors are sorted and, if the coarse pass is not exact, rescored in f32.
 pub const CANDIDATES: usize = 64;
 /// The end of the error message for a code that is rejected.
 const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
@@ -198,9 +198,9 @@ impl Anchors {
         (self.budget.scores_bytes / 4 / self.points().len()).max(1)
     }
 
-    /// The scores of all anchors for each code, `[b, a]` in f32 on the CPU. To stay within the budget, pass at most
-    /// [`codes_per_pass`](Self::codes_per_pass) codes. If the coarse pass is not exact, the best [`CANDIDATES`] anchors
-    /// of each code are rescored in f32.
+    /// The scores of all anchors for each code, `[b, a]` in f32 on the CPU. To stay within the memory budget, pass at
+    /// most [`codes_per_pass`](Self::codes_per_pass) codes. If the coarse pass is not exact, the best [`CANDIDATES`]
+    /// anchors of each code are rescored in f32.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];

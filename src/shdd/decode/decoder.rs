@@ -18,7 +18,7 @@ pub struct Decoded {
     /// Index of the best anchor, at which refinement starts.
     pub anchor: usize,
     /// The score of the refined place if the decoder refines. If it does not refine but has a neighbourhood, the
-    /// logarithm of the sum over the neighbourhood. In all other cases, the score of the anchor.
+    /// logarithm of the sum of exp(score) over the neighbourhood. In all other cases, the score of the anchor.
     pub score: f64,
     /// Whether refinement converged. True if the decoder does not refine.
     pub converged: bool,

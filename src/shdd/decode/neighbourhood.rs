@@ -1,5 +1,5 @@
 //! Neighbourhood sums in log space: the score of an anchor is replaced by `log Σ exp(score)` over all anchors within a
-//! radius of it.
+//! given radius of that anchor.
 //!
 //! Raw scores reach 183 at L = 47 and grow with (L+1)², so only differences from the largest score are exponentiated.
 //! Scores that are more than [`NEGLIGIBLE_NATS`] below the largest score are skipped. Even a million skipped scores

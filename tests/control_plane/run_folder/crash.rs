@@ -21,8 +21,8 @@ fn session(home: &Home, files: &Files) -> Result<(), LaunchError> {
     saved.map(drop)
 }
 
-/// Checks that the next launcher finds no damage and can save a checkpoint. The newest checkpoint must be at step 40.
-/// If the session failed, the newest checkpoint may also be at step 30. `case` names the fault.
+/// Checks that the next launcher finds no damage and can save a checkpoint. If the session has `saved` its checkpoint,
+/// the newest checkpoint must be at step 40, otherwise at step 30 or 40. `case` names the fault.
 fn assert_recovers(home: &Home, case: &str, saved: bool) {
     let folder = home.open();
     let point = folder.resume_point().expect("the checkpoints can be read");

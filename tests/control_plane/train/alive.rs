@@ -44,7 +44,7 @@ fn training_ends_although_nobody_reads_its_output() {
     reader.read_to_string(&mut output).expect("the output is text");
     assert_eq!(wait(&mut launcher), Some(0), "{output}");
     assert!(output.contains("step 6 of 6") && output.contains("trained 6 steps"), "{output}");
-    // The reader never reads, so the launcher waits until a signal ends it.
+    // If the reader never reads, the launcher waits until it gets a signal.
     let (mut launcher, _reader) = start_with_full_pipe(&mut stage.command(&line("unread")));
     eventually("the run ends", || has_ended(&stage, "unread"));
     assert!(is_alive(launcher.id()), "the launcher ended before its result was written");

@@ -31,7 +31,7 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
     let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
     train(&stage, "same", same).exits_with(ExitCode::Success);
     // A different noise schedule is allowed, with a warning.
-    let warning = "was trained with diffusion.schedule, shift and timesteps [\"shifted-cosine\",\"auto\",200], but this run has [\"cosine\",\"auto\",200]";
+    let warning = "was trained with the diffusion settings [schedule, shift, timesteps] = [\"shifted-cosine\",\"auto\",200], but this run has [\"cosine\",\"auto\",200]";
     train(&stage, "cosine", &format!("{same} --set diffusion.schedule=cosine"))
         .exits_with(ExitCode::Success)
         .stderr_has(warning);
@@ -43,7 +43,7 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
 fn indivisible_layouts_are_refused_with_alternatives() {
     let stage = stage();
     for (settings, field, alternatives) in [
-        ("--workers 7", "train.global_batch: is 240", "wanted 238 or 245, or 6 or 8 workers"),
+        ("--workers 7", "train.global_batch: is 240", "wanted 238 or 245 rows, or 6 or 8 workers"),
         ("--workers 5 --tensor-parallel 5", "widths 144, 72, 36, 288", "wanted --tensor-parallel 1 with 5 workers"),
         (
             "--workers 4 --tensor-parallel 4 --set loss.anchors=66",

@@ -1,4 +1,5 @@
-//! Tests of which failures lead to a restart, and of the report about a failure. The rules are in docs/OPERATIONS.md.
+//! The tests check which failures lead to a restart, and what the report about a failure says. The rules are in
+//! docs/OPERATIONS.md.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};

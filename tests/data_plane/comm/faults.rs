@@ -153,7 +153,7 @@ fn failed_reduction_in_a_hook_is_an_error_in_finish() {
         let parameters = [parameter.shallow_clone()];
         let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("the parameters are valid");
         communicator.data().abort().expect("a connected group can be aborted");
-        (&parameter * 2.0).sum(Kind::Float).f_backward().expect("an error in a hook does not fail backward");
+        (&parameter * 2.0).sum(Kind::Float).f_backward().expect("the backward pass ignores an error in a hook");
         let error = buckets.finish().expect_err("the group was aborted").to_string();
         assert!(
             error.starts_with(&format!("all_reduce of group data, rank {} of 2: aborted: ", me.rank)),

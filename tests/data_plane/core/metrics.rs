@@ -80,7 +80,7 @@ fn metrics_match_a_naive_bootstrap() {
         let (one, other) = (errors(1, rows), errors(2, rows));
         let close = |got: Vec<f64>, want: Vec<f64>| {
             for (got, want) in got.iter().zip(&want) {
-                // The two computations add up to 501 numbers in different orders.
+                // The two computations add the same numbers (501 at most) in different orders.
                 assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: got {got}, wanted {want}");
             }
         };

@@ -13,7 +13,7 @@ fn read_by_tensorboard(folder: &Path) -> Value {
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("Python printed no JSON ({error}): {printed}"))
 }
 
-/// A loss. At most steps, its value is not exact in f32.
+/// An example of a loss. For most steps, f32 cannot represent its value exactly.
 fn loss(step: u64) -> f64 {
     1.0 / (step as f64 + 3.0)
 }

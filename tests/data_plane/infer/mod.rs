@@ -1,3 +1,3 @@
-//! Tests of inference: the rows that it locates.
+//! Tests of inference: its input rows.
 
 mod rows;

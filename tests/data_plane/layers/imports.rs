@@ -48,8 +48,9 @@ impl Crate {
         self.modules.values().map(|module| module.file.as_path())
     }
 
-    /// Pairs of an importing and an imported module, sorted and without duplicates. A public re-export counts as an
-    /// import only if it is outside of the crate root and re-exports an item of another top-level module.
+    /// All imports, sorted and without duplicates. Each pair is the importing module and the imported module. A public
+    /// re-export counts as an import only if it is outside of the crate root and re-exports an item of another
+    /// top-level module.
     pub(super) fn imports(&self) -> Vec<(ModulePath, ModulePath)> {
         let mut imports = BTreeSet::new();
         for (own, module) in self.modules.iter().filter(|(own, _)| !is_test(own)) {
@@ -87,7 +88,8 @@ impl Crate {
         Some(base)
     }
 
-    /// The module whose file defines the item at a path from the crate root. Follows at most eight re-exports.
+    /// The module whose file defines an item. `path` is the path of the item from the crate root. Follows at most eight
+    /// re-exports.
     fn defining(&self, path: &[String], depth: usize) -> Option<ModulePath> {
         let length = (0..=path.len()).rev().find(|length| self.modules.contains_key(&path[..*length]))?;
         let (own, rest) = (&path[..length], &path[length..]);

@@ -99,7 +99,7 @@ fn scaled_codes_have_unit_mean_square() {
     }
 }
 
-/// A filtered code has the same loss as the whole code with zeros in the removed dimensions.
+/// A filtered code has the same KL divergence as the whole code with zeros in the removed dimensions.
 #[test]
 fn filtered_codes_have_the_loss_of_zero_filled_codes() {
     let basis = Basis::new(7).expect("the degree is at most 511");
@@ -176,7 +176,7 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     );
     assert!(
         (0.1..0.6).contains(&logits) && logits > 3.0 * factors,
-        "with bf16 logits, the gradient is off by {logits}, wanted 0.1 to 0.6 and more than 3 x {factors}"
+        "gradient off by {logits} with bf16 logits, wanted 0.1 to 0.6 and over 3 times the {factors} with bf16 factors"
     );
 }
 

@@ -72,7 +72,7 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
     let compare = |precision, loss_tolerance: f64, gradient_tolerance: f64| {
         let (got, grads) = step(GPU, precision);
         let worst = grads.iter().zip(&want_grads).map(|((_, got), (_, want))| relative(got, want)).fold(0.0, f64::max);
-        println!("{precision:?}: loss {got} against {want}, gradients off by {worst:.2e} of their norm at most");
+        println!("{precision:?}: loss {got}, wanted {want}; gradients differ by at most {worst:.2e} of their norm");
         assert!(
             (got - want).abs() <= loss_tolerance * want.abs(),
             "the loss is {got} on the GPU and {want} on the CPU"

@@ -194,7 +194,8 @@ fn network_sees_standardised_embeddings() {
 fn dropout_keeps_the_mean() {
     let mut network = network();
     // The head reads the outputs of the last upward module and of the first downward module. The head's weights for the
-    // upward module are set to 0, so the network's output is linear in the first module's output after dropout.
+    // upward module are set to 0. The network's output is then a linear function of the first downward module's output,
+    // to which dropout has been applied.
     let mut weights = named(&network);
     for (_, tensor) in weights.iter_mut().filter(|(name, _)| name == "out.weight") {
         *tensor = tensor.detach().copy();

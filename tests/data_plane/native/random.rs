@@ -81,7 +81,7 @@ fn bytes<T: Copy, const N: usize>(values: &[T], convert: impl Fn(T) -> [u8; N]) 
 }
 
 /// Runs one kernel and returns its output. The kernel adds the value of its counter to its argument `step`. The counter
-/// is therefore set to `counter`, and the argument to `draw.step - counter`.
+/// is set to `counter` and the argument to `draw.step - counter`, so that their sum is `draw.step`.
 fn host_kernel(
     program: &std::path::Path,
     kernel: &str,

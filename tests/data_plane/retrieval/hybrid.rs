@@ -115,9 +115,9 @@ fn hybrid_answers_follow_the_definition() {
                 // Gallery points at the same place have equal votes up to rounding, so places are compared instead of
                 // points.
                 let spot = |point: Option<u32>| point.map(|point| points[point as usize]);
-                assert_eq!(spot(answer), spot(want), "wrong answer to image {at} with {setting}");
+                assert_eq!(spot(answer), spot(want), "wrong answer for image {at} with {setting}");
             } else {
-                assert_eq!(answer, want, "wrong answer to image {at} with {setting}");
+                assert_eq!(answer, want, "wrong answer for image {at} with {setting}");
             }
             fallbacks += u32::from(answer.is_none());
             let alone = Hybrid { mode: HybridMode::Aggregate, ..*setting };

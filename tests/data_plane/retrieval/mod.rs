@@ -1,5 +1,5 @@
-//! Retrieval scores equal scaled cosines for every head, and the scores of an image do not depend on the other images
-//! of the batch.
+//! Tests that the scores of retrieval are scaled cosines for every head, and that the scores of an image do not depend
+//! on the other images of the batch.
 
 mod hybrid;
 
@@ -228,7 +228,7 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
         (Geoclip, facts(512, DataHead::Unknown, None), "width 512, but GeoCLIP's image head takes width 768"),
         (Geoclip, facts(768, DataHead::Unknown, Some(1.001)), "mean length 1.001"),
         (Linear, facts(768, DataHead::Geoclip, None), "manifest says that the embeddings are CLIP features"),
-        (Linear, facts(768, DataHead::Unknown, None), "no manifest says that its photos are simulated"),
+        (Linear, facts(768, DataHead::Unknown, None), "no manifest says that the photos are simulated"),
         (Linear, facts(512, DataHead::Linear, None), "width 512"),
     ] {
         let error = check_head(head, &facts).expect_err("the head cannot be used");
@@ -259,7 +259,7 @@ fn files_given_one_by_one_have_the_origin_of_their_folder() {
     for location in named.iter().chain([&format!("{}/link.parquet", scratch.path().display())]) {
         let found = open(location);
         assert_eq!(found.origin(), Some(origin), "{location}");
-        // Training treats files that are opened without their folder as data without a manifest.
+        // If a location names files instead of their folder, training treats them as data without a manifest.
         assert!(found.manifest().is_none() && found.fingerprint() != whole.fingerprint(), "{location}");
         let facts = retrieval_data::data_facts(location, &found, &Mask::none(), RetrievalHead::Linear)
             .expect("the data is readable");

@@ -88,9 +88,9 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     assert_data_changed(read_all(&first, 1));
     assert_eq!(read_all(&first, 0).expect("the other view is undamaged"), expected(0));
     // The bookmark `mark` records the version that the file had before the change, so resuming from `mark` reads the
-    // file again and finds the change. If a bookmark has the current file versions, resuming reads no
-    // embeddings, and the change is found only when the changed chunk is read. With `on_bad_rows = skip`, resuming
-    // scans all rows and always finds the change.
+    // file again and finds the change. If a bookmark records the current file versions, resuming reads no embeddings,
+    // and the change is found only when the changed chunk is read. With `on_bad_rows = skip`, resuming scans all rows
+    // and always finds the change.
     let mut again = open(&folder);
     assert_eq!(
         again.fingerprint(),

@@ -291,7 +291,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
     let notes = folder.path().join("notes");
     fs::create_dir(&notes).expect("the folder can be created");
     fs::write(notes.join("diary.txt"), "dear diary").expect("the file can be written");
-    let error = ShardWriter::create(&notes, over()).err().expect("the result is not an error");
+    let error = ShardWriter::create(&notes, over()).err().expect("a folder without shards was replaced");
     assert!(error.to_string().contains("is not a folder of shards"), "wrong error: {error}");
     let wrong = ShardWriter::create(&folder.path().join("wrong"), options()).and_then(|mut writer| {
         let views = vec![vec![f16::ONE; 7], vec![f16::ONE; 8]];
@@ -340,8 +340,8 @@ mod long {
         std::env::var("LOCDIFF_STREAM_GB").map_or(2.0, |text| text.parse().expect("LOCDIFF_STREAM_GB is a number"))
     }
 
-    /// How much memory may grow, in bytes. The requirement is 1 GB for 20 GB of data. For less data the limit is
-    /// 128 MB, so that the test with the default of 2 GB also detects a reader whose memory grows with the data.
+    /// Limit on the growth of memory use, in bytes. The requirement is 1 GB for 20 GB of data. For less data the limit
+    /// is 128 MB, so that the test with the default of 2 GB also detects a reader whose memory grows with the data.
     fn growth_max() -> u64 {
         if gigabytes() < 20.0 { 128_000_000 } else { 1_000_000_000 }
     }
@@ -398,7 +398,7 @@ mod long {
             }
             let growth = most.max(anonymous_bytes()).saturating_sub(before);
             println!(
-                "{:.1} GB, manifest {with_manifest}: {} MB of growth, {:.2} GB per second, {:.2} GB per CPU second",
+                "{:.1} GB, manifest {with_manifest}: memory grew by {} MB, {:.2} GB/s, {:.2} GB per CPU second",
                 bytes as f64 / 1e9,
                 growth / 1_000_000,
                 bytes as f64 / 1e9 / start.elapsed().as_secs_f64(),
@@ -434,7 +434,7 @@ mod long {
         }
         let growth = most.max(anonymous_bytes()).saturating_sub(before);
         let speed = bytes as f64 / 1e9 / start.elapsed().as_secs_f64();
-        println!("{:.1} GB in batches: {} MB of growth, {speed:.2} GB/s", bytes as f64 / 1e9, growth / 1_000_000);
+        println!("{:.1} GB in batches: memory grew by {} MB, {speed:.2} GB/s", bytes as f64 / 1e9, growth / 1_000_000);
         assert!(bytes as f64 >= gigabytes() * 0.99e9, "only {bytes} bytes were read");
         assert!(growth < growth_max(), "memory grew by {growth} bytes, wanted less than {}", growth_max());
     }

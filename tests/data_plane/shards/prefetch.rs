@@ -58,7 +58,7 @@ fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For every worker, reads some batches. Starts at a random step and possibly continues into the next epoch.
+    /// Reads some batches for every worker, from a random step on and possibly into the next epoch.
     #[test]
     fn batches_hold_the_rows_of_the_plan(
         block_rows in prop::collection::vec(0_u32..30, 1..20),

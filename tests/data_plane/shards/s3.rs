@@ -267,7 +267,7 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     assert!(cold > 20, "only {cold} requests were sent, wanted more than 20");
     assert_same(&first, &want, 4);
     assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
-    assert_eq!(counts.gets(), cold, "reading again or opening another data set sent requests");
+    assert_eq!(counts.gets(), cold, "reading again or opening the data set again sent requests");
 
     // Each entry of the cache gets one of five kinds of damage: a flipped bit, truncation, an extra byte, a wrong
     // header, or no bytes at all.
@@ -337,7 +337,7 @@ fn cache_stays_within_its_bound_with_several_workers() {
     println!("the cache held up to {most} of {bytes_max} bytes");
     assert!(
         most <= bytes_max && most > bytes_max / 2,
-        "the cache held up to {most} bytes, wanted more than half of {bytes_max} bytes, but not more than all"
+        "the cache held up to {most} bytes, wanted at most {bytes_max} bytes and more than half of this limit"
     );
     assert!(foreign.exists(), "a file that the cache did not write was removed");
     let entries = cache_files(&stage.cache());

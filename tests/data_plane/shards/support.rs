@@ -59,7 +59,7 @@ pub(crate) fn write_with(
     writer.finish()
 }
 
-/// All problems that verifying finds in a data set if no row may be skipped.
+/// All problems that [`verify`] finds in a data set. Bad rows count as problems and are not skipped.
 pub(crate) fn problems(dataset: &Dataset) -> Vec<Problem> {
     let (problems, mask) = verify(dataset, OnBadRows::Error).expect("the files can be read");
     assert_eq!(mask, Mask::none(), "rows were skipped");

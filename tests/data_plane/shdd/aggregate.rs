@@ -202,9 +202,9 @@ fn aggregate_ties_go_to_the_earliest_sample() {
     assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
 }
 
-/// Nine samples are in one region and seven in another. The posterior medoid gives each sample a weight that depends on
-/// the density that the network expects at the sample. The test first passes these densities directly, and then a
-/// code from which they are computed.
+/// Nine samples are in one region and seven in another. In the posterior medoid, the weight of a sample depends on
+/// the density that the network expects there. The test first passes these densities directly, and then a code from
+/// which they are computed.
 #[test]
 fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
@@ -282,7 +282,7 @@ fn aggregate_of_many_images_equals_that_of_each() {
         let of_all = aggregate_samples(how, &codes_ikc, &decoder).expect("there are samples");
         for image in 0..3 {
             let alone = aggregate_samples(how, &codes_ikc.narrow(0, image, 1), &decoder).expect("there are samples");
-            assert_eq!(alone[0], of_all[image as usize], "{how:?}: image {image} has another place on its own");
+            assert_eq!(alone[0], of_all[image as usize], "{how:?}: image {image} alone gives another place");
         }
     }
 }

@@ -194,7 +194,7 @@ fn decode_rescoring_finds_what_16_bits_miss() {
             Vec::try_from(scores_ba.topk(64, 1, true, false).1).expect("the tensor holds numbers");
         let lacks = |(best, truth): &(&Vec<i64>, &usize)| !best.contains(&(**truth as i64));
         let lacking = best.iter().zip(&truth).filter(lacks).count() as f64 / truth.len() as f64;
-        println!("{kind:?}: {:.1} % over 1 km off, {:.1} % not in the best 64", missed * 100.0, lacking * 100.0);
+        println!("{kind:?}: {:.1} % are over 1 km off, {:.1} % not in the best 64", missed * 100.0, lacking * 100.0);
         (missed, lacking)
     };
     let (missed, lacking) = alone(Kind::BFloat16);
@@ -266,8 +266,8 @@ fn decode_neighbourhood_sums_equal_brute_force() {
         assert!(largest > 150.0, "scores of {largest} are too small to overflow f32");
         let found = Neighbourhood::new(&points, radius_km).expect("the radius is valid").log_sums(&scores);
         for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            // `log_sums` omits terms below e⁻³² times the largest term, fewer than a thousand in all. Small sums are
-            // therefore inexact and are not compared.
+            // `log_sums` omits terms below e⁻³² times the largest term. There are fewer than a thousand such terms, so
+            // only small sums are inexact. They are not compared.
             let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
             assert!(close, "the sum of anchor {anchor} within {radius_km} km is {found}, wanted {wanted}");
         }

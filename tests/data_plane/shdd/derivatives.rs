@@ -50,7 +50,7 @@ fn shdd_derivatives_equal_finite_differences() {
             // 1.3e-6.
             assert!(
                 slope_error < 3e-7 && bend_error < 1.3e-6,
-                "at {point:?}, the slope is off by {slope_error:e} and the bend by {bend_error:e}"
+                "at {point:?}, the first derivative is off by {slope_error:e} and the second by {bend_error:e}"
             );
         }
     }

@@ -239,7 +239,7 @@ fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
             assert!((got - want).abs() < 1e-12, "dimension {index} of {xyz:?} is {got}, wanted {want}");
         }
     }
-    println!("off by {largest:e} from the closed form");
+    println!("the largest difference from the closed form is {largest:e}");
 }
 
 #[test]

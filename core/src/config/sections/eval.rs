@@ -23,7 +23,7 @@ pub enum Aggregator {
     PosteriorMedoid,
     /// The sample with the most neighbours, where all neighbours have the same weight.
     KernelMedoid,
-    /// The direction of the mean unit vector.
+    /// The direction of the mean of the samples' unit vectors.
     MeanVector,
     /// The geometric median on the sphere.
     GeometricMedian,

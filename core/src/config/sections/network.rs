@@ -13,9 +13,11 @@ use crate::config::errors::Checker;
 pub struct NetworkConfig {
     /// Network interface that workers bind to, such as "eth0". "": loopback, which is enough for one node.
     pub interface: String,
-    /// HOST:PORT of the first node's coordinator (`--rendezvous`). "": a single node. Not implemented: must be "".
+    /// HOST:PORT of the first node's coordinator (`--rendezvous`). Must be "" (a single node), because several nodes
+    /// are not implemented.
     pub rendezvous: String,
-    /// File with a secret token shared by all nodes (`--token-file`). "": a single node. Not implemented: must be "".
+    /// File with a secret token shared by all nodes (`--token-file`). Must be "" (a single node), because several nodes
+    /// are not implemented.
     pub token_file: String,
 }
 

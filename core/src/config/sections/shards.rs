@@ -54,9 +54,9 @@ section! {
         pub test: String = "shards/test".into(),
         /// Name of the identifier column. In files without this column, row numbers are the identifiers.
         pub id_column: String = "id".into(),
-        /// Name of the latitude column, degrees.
+        /// Name of the column with the latitude in degrees.
         pub latitude_column: String = "lat".into(),
-        /// Name of the longitude column, degrees.
+        /// Name of the column with the longitude in degrees.
         pub longitude_column: String = "lon".into(),
         /// Name of the embedding column. Columns of further views are NAME_1, NAME_2, ...
         pub embedding_column: String = "embedding".into(),

@@ -172,7 +172,7 @@ fn apply_setting(setting: Hybrid, resolved: &mut Resolved) {
     config.density_km = choose(3, setting.density_km, config.density_km);
 }
 
-/// `eval.after_train`: evaluates a trained run as far as its data exists. Without test shards, logs a warning and
+/// `eval.after_train`: evaluates a trained run with the data that exists. Without test shards, logs a warning and
 /// returns `None`. Without the files that retrieval needs, logs a warning and evaluates LocDiff alone. Without
 /// validation shards, evaluates LocDiff-H without tuning it.
 pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow::Result<Option<Value>> {

@@ -45,8 +45,8 @@ pub(super) struct BoardTarget {
     pub(super) folder: PathBuf,
     /// The step that the scores belong to.
     pub(super) step: u64,
-    /// The run to lock before its TensorBoard files are written; `None` if this launcher holds the run. If another
-    /// launcher holds the run, nothing is written.
+    /// The run to lock before its TensorBoard files are written; `None` if this launcher already holds the lock. If
+    /// another launcher holds the lock, nothing is written.
     pub(super) lock_first: Option<PathBuf>,
 }
 
@@ -71,7 +71,8 @@ pub(super) struct Difference {
 }
 
 impl ScoreTask {
-    /// Scores every method. If LocDiff-H is one of them, compares it with its parts. Writes the scores to TensorBoard.
+    /// Scores every method. If LocDiff-H is one of the methods, compares it with LocDiff and with retrieval. Writes the
+    /// scores to TensorBoard.
     pub(super) fn run(&self) -> anyhow::Result<(Vec<MethodScore>, Vec<Difference>)> {
         let found = self.answers.iter().map(|answers| self.score(answers)).collect::<Result<Vec<_>, _>>()?;
         let differences = self.differences(&found)?;

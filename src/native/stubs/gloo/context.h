@@ -1,4 +1,4 @@
-// Stub: ProcessGroupGloo holds shared pointers to Context, and one of its inline functions calls setTimeout.
+// Stub: ProcessGroupGloo holds shared pointers to Context and calls Context::setTimeout in an inline function.
 #pragma once
 
 #include <chrono>

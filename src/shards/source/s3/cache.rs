@@ -67,7 +67,7 @@ impl ObjectCache {
         self.folder.join(&name[..2]).join(&name[2..])
     }
 
-    /// Fills `into` and returns true if the cache has an intact entry with this key.
+    /// If the cache has an intact entry with this key, fills `into` and returns true.
     pub(super) fn read(&self, hash: u128, into: &mut [u8]) -> bool {
         let path = self.path(hash);
         let Ok(mut file) = File::open(&path) else { return false };
@@ -168,8 +168,8 @@ impl ObjectCache {
         }
     }
 
-    /// Removes the least recently used entries until there is room for `bytes` more bytes. Returns the number of bytes
-    /// still in use.
+    /// Removes the least recently used entries until at most [`KEPT_SHARE`] of the limit is in use and there is room
+    /// for `bytes` more bytes. Returns the number of bytes still in use.
     fn make_room(&self, bytes: u64) -> io::Result<u64> {
         let (mut used, mut entries) = entries(&self.folder)?;
         let kept = (self.bytes_max as f64 * KEPT_SHARE) as u64;
