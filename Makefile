@@ -8,7 +8,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo test bench doc audit install clean
+.PHONY: help tools setup build demo test bench doc audit install uninstall clean
 
 PYTHON ?= python3
 PREFIX ?= /usr/local
@@ -66,8 +66,11 @@ doc: setup ## build the API documentation
 audit: tools ## check the dependencies: bans, licences, sources, advisories
 	@$(PYTHON) -B setup/audit.py
 
-install: build ## install the binaries and the worker's libraries into PREFIX (default /usr/local)
+install: build ## install programs, libraries, completions and documents into PREFIX (default /usr/local)
 	@$(PYTHON) -B setup/install.py --binaries '$(TARGET)/release' --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
+
+uninstall: ## remove what `make install` installed into PREFIX
+	@$(PYTHON) -B setup/install.py --uninstall --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
 
 clean: ## remove build output; keeps .libtorch/, .geoclip/ and .tools/
 	rm -rf '$(TARGET_BASE)'

@@ -27,7 +27,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or PROJECT / "target").absolute
 LIBTORCH_NAMES = ("libtorch", "libc10")
 LOG_LINES_SHOWN = 200
 # Test modules that run only if a file of the project has changed since they passed.
-LONG_MODULES = ("eval", "comm", "split", "perturbation", "train", "gang", "world")
+LONG_MODULES = ("eval", "comm", "split", "perturbation", "train", "gang", "world", "first_hour")
 # Crates that take long to compile and do not need libtorch; compiled while libtorch is downloaded.
 EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
 # The project has no examples. With --examples, cargo enables the same features of dependencies as for the tests, so that nothing is built twice.

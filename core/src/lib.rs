@@ -19,6 +19,7 @@
 //! - [`tuning`]: the LocDiff-H settings that `eval --tune` tries, and the choice of the best one.
 //! - [`draw`]: draws maps as PNG images.
 //! - [`tensorboard`]: reads and writes event files.
+//! - [`text`]: helpers for messages: readable durations, similar names.
 
 #![deny(unsafe_code)]
 
@@ -36,6 +37,7 @@ pub mod random;
 pub mod stop;
 pub mod tables;
 pub mod tensorboard;
+pub mod text;
 pub mod tuning;
 
 /// Version of the crate, from `Cargo.toml`.

@@ -1,17 +1,20 @@
 //! The command line, defined with clap. Most global flags are shorthand for `--set`. [`Global::layers`] maps these
 //! flags to fields of the configuration.
 
-use std::path::PathBuf;
+mod numbers;
+
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use locdiff_core::config::{Layer, preset};
+use numbers::{U32_MAX, U64_MAX, number};
 use toml::Value;
 
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
 #[derive(Debug, Parser)]
 #[command(name = "locdiff-launch", disable_version_flag = true, arg_required_else_help = true)]
-#[command(after_help = "Global flags may come before or after the verb. Exit codes are listed in docs/OPERATIONS.md.")]
+#[command(after_help = after_help())]
 pub struct Cli {
     /// Flags that every verb accepts.
     #[command(flatten)]
@@ -29,10 +32,10 @@ pub struct Cli {
 #[command(next_help_heading = "Global flags")]
 pub struct Global {
     /// Number of workers on this node; each worker uses one GPU.
-    #[arg(long, global = true, value_name = "N", conflicts_with = "workers")]
+    #[arg(long, global = true, value_name = "N", conflicts_with = "workers", value_parser = number::<u32>(0, U32_MAX))]
     pub gpus: Option<u32>,
     /// Number of workers on this node, on CPU or GPU.
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub workers: Option<u32>,
     /// Device that workers compute on.
     #[arg(long, global = true, value_parser = ["auto", "cpu", "cuda"])]
@@ -41,12 +44,12 @@ pub struct Global {
     #[arg(long, global = true)]
     pub share_gpu: bool,
     /// Number of workers that share one replica of the model.
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub tensor_parallel: Option<u32>,
-    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file. Without this flag, `eval` of a run uses the run's
-    /// configuration and `demo` uses demo; everything else uses l47 on CUDA and demo on the CPU.
+    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; may be repeated, and later values win. Default: the
+    /// configuration of the run, if it exists; else l47 on CUDA and demo on the CPU (for the verb `demo`: always demo).
     #[arg(long, global = true, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    pub config: Vec<PathBuf>,
     /// Set one field of the configuration; may be repeated.
     #[arg(long, global = true, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -54,19 +57,19 @@ pub struct Global {
     #[arg(long, global = true, value_name = "NAME")]
     pub run: Option<String>,
     /// Number of nodes in the run (above 1: not implemented yet).
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", hide = true, value_parser = number::<u32>(0, U32_MAX))]
     pub nnodes: Option<u32>,
     /// Rank of this node, counting from 0 (above 0: not implemented yet).
-    #[arg(long, global = true, value_name = "K")]
+    #[arg(long, global = true, value_name = "K", hide = true, value_parser = number::<u32>(0, U32_MAX))]
     pub node_rank: Option<u32>,
     /// Address of the first node's coordinator (not implemented yet).
-    #[arg(long, global = true, value_name = "HOST:PORT")]
+    #[arg(long, global = true, value_name = "HOST:PORT", hide = true)]
     pub rendezvous: Option<String>,
     /// Largest number of restarts in a row without a new checkpoint.
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub max_restarts: Option<u32>,
     /// File that contains the run's token (not implemented yet).
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", hide = true)]
     pub token_file: Option<String>,
     /// Print the result as one JSON object on the last line of stdout; all other output goes to stderr.
     #[arg(long, global = true)]
@@ -76,8 +79,11 @@ pub struct Global {
 /// The verb to run.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Train a model from shards, or resume an existing run.
+    /// Train a model from shards. Repeating the command resumes the newest unfinished run of the same configuration.
     Train {
+        /// Start a new run, even if there is an unfinished one with the same configuration.
+        #[arg(long)]
+        new: bool,
         /// Inject a fault once, such as kill@rank=1,step=7; may be repeated.
         #[arg(long, value_name = "FAULT")]
         inject: Vec<String>,
@@ -85,6 +91,7 @@ pub enum Verb {
     /// Score a run, or a file of predictions.
     Eval(EvalRequest),
     /// Predict a location for each row of INPUT (not implemented yet).
+    #[command(hide = true)]
     Predict {
         /// Shards or Parquet file with embeddings.
         input: PathBuf,
@@ -116,6 +123,8 @@ pub enum Verb {
     Doctor,
     /// Show what all runs in checkpoint.dir are doing, or only the run that --run names.
     Status,
+    /// List the runs in checkpoint.dir: name, step, score, state and age.
+    Runs,
     /// Show or check the configuration.
     #[command(subcommand)]
     Config(ConfigVerb),
@@ -150,16 +159,16 @@ pub enum ShardsVerb {
     /// Simulate embeddings of photos at real places.
     Simulate {
         /// Number of photos; default: one per place.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "N", value_parser = number::<u64>(1, U64_MAX))]
         rows: Option<u64>,
         /// Random seed.
-        #[arg(long, value_name = "S", default_value_t = 0)]
+        #[arg(long, value_name = "S", default_value_t = 0, value_parser = number::<u64>(0, U64_MAX))]
         seed: u64,
         /// Folder to create.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// Number of views per photo.
-        #[arg(long, value_name = "V", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+        #[arg(long, value_name = "V", default_value_t = 1, value_parser = number::<u32>(1, 256))]
         views: u32,
         /// Places to use instead of GeoCLIP's gallery: a CSV or Parquet table, or an N x 2 .npy file.
         #[arg(long, value_name = "FILE")]
@@ -184,6 +193,7 @@ pub enum ShardsVerb {
         overwrite: bool,
     },
     /// Embed photos with CLIP and write them as shards (not implemented yet).
+    #[command(hide = true)]
     Embed {
         /// Folder of photos.
         photos: PathBuf,
@@ -199,10 +209,11 @@ pub enum ShardsVerb {
         /// Folder of shards.
         dir: PathBuf,
         /// Replay the order of the rows for this many epochs.
-        #[arg(long, value_name = "E")]
+        #[arg(long, value_name = "E", value_parser = number::<u32>(0, U32_MAX))]
         epochs: Option<u32>,
         /// Replay the order for each of these numbers of workers; default: 1.
         #[arg(long, value_name = "1,3,4", value_delimiter = ',', requires = "epochs")]
+        #[arg(value_parser = number::<u32>(0, U32_MAX))]
         world_sizes: Vec<u32>,
     },
     /// Show row counts, ranges, statistics and a map.
@@ -217,18 +228,21 @@ pub enum ShardsVerb {
 pub enum CheckpointVerb {
     /// List the checkpoints of a run.
     List {
-        /// Folder or name of the run; default: the run that --run names, else the newest run.
+        /// Folder or name of the run; default: the run that --run names, else the newest run with a
+        /// checkpoint.
         run_dir: Option<PathBuf>,
     },
     /// Check the checksums of all checkpoints of a run.
     Verify {
-        /// Folder or name of the run; default: the run that --run names, else the newest run.
+        /// Folder or name of the run; default: the run that --run names, else the newest run with a
+        /// checkpoint.
         run_dir: Option<PathBuf>,
     },
     /// Export averaged weights and configuration as one safetensors file.
     Export {
-        /// Folder or name of a run (exports its newest whole checkpoint), or folder of a checkpoint.
-        run_dir: PathBuf,
+        /// Folder or name of a run (exports its newest whole checkpoint), or folder of a checkpoint; default: the run
+        /// that --run names, else the newest run with a checkpoint.
+        run_dir: Option<PathBuf>,
         /// File to write.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
@@ -242,11 +256,13 @@ pub enum CheckpointVerb {
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchVerb {
     /// Benchmark training steps (not implemented yet).
+    #[command(hide = true)]
     Train,
     /// Benchmark sampling (not implemented yet).
+    #[command(hide = true)]
     Sample {
         /// Number of images.
-        #[arg(long, value_name = "N", default_value_t = 512)]
+        #[arg(long, value_name = "N", default_value_t = 512, value_parser = number::<u32>(0, U32_MAX))]
         images: u32,
     },
     /// Benchmark reading shards on one core, compared with pyarrow.
@@ -258,7 +274,7 @@ pub enum BenchVerb {
     /// Benchmark collective operations between workers.
     Collectives {
         /// Size of the largest tensor, in bytes.
-        #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1024..))]
+        #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = number::<u64>(1024, U64_MAX))]
         max_bytes: u64,
     },
     /// Benchmark spherical harmonics.
@@ -298,14 +314,32 @@ pub enum ConfigVerb {
     },
 }
 
+/// The last lines of the help. If the program was installed with `make install`, they name the installed manual.
+fn after_help() -> String {
+    let program = std::env::current_exe().ok();
+    let prefix = program.as_deref().and_then(Path::parent).and_then(Path::parent);
+    let installed = prefix.map(|prefix| prefix.join("share/doc/locdiff-launch/OPERATIONS.md"));
+    let manual = installed.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("docs/OPERATIONS.md"));
+    format!("Global flags may come before or after the verb. Exit codes are listed in {}.", manual.display())
+}
+
 impl Cli {
-    /// Rejects combinations of arguments that clap's own rules cannot express.
-    pub fn validate(self) -> Result<Self, clap::Error> {
+    /// Rejects combinations of arguments that clap's own rules cannot express. `arguments` are the words of the command
+    /// line.
+    pub fn validate(self, arguments: impl Iterator<Item = String>) -> Result<Self, clap::Error> {
         let fail = |kind, text: &str| Err(Self::command().error(kind, text));
         if self.global.gpus.is_some() && self.global.device.as_deref() == Some("cpu") {
             return fail(
                 ErrorKind::ArgumentConflict,
                 "--gpus cannot be combined with --device cpu; use --workers N --device cpu",
+            );
+        }
+        // If a repeatable flag is given before and after the verb, clap drops the values that came before the verb.
+        let given = arguments.filter(|word| matches!(word.split('=').next(), Some("--set" | "--config"))).count();
+        if given > self.global.set.len() + self.global.config.len() {
+            return fail(
+                ErrorKind::ArgumentConflict,
+                "give all --set and --config on the same side of the verb: before it or after it",
             );
         }
         if self.verb.is_none() && !self.version {
@@ -317,22 +351,30 @@ impl Cli {
 
 impl Global {
     /// The layers of the configuration, lowest precedence first: `--config`, `--set`, and the other flags. Without
-    /// `--config`, the first layer is the preset that `fallback` names.
+    /// `--config`, the first layer is the preset `fallback`. If the first `--config` is a file that names no preset, it
+    /// builds on `fallback` too.
     pub fn layers(&self, fallback: &str) -> Vec<Layer> {
-        let base = match &self.config {
-            None => Layer::Preset(fallback.to_owned()),
-            Some(path) => match path.to_str().filter(|name| preset(name).is_some()) {
+        let mut layers = Vec::new();
+        for path in &self.config {
+            layers.push(match path.to_str().filter(|name| preset(name).is_some()) {
                 Some(name) => Layer::Preset(name.to_owned()),
+                None if layers.is_empty() => Layer::FileOver(path.clone(), fallback.to_owned()),
                 None => Layer::File(path.clone()),
-            },
-        };
-        self.layers_over(base)
+            });
+        }
+        if layers.is_empty() {
+            layers.push(Layer::Preset(fallback.to_owned()));
+        }
+        self.add_flags(layers)
     }
 
     /// The layers of the configuration, lowest precedence first: `base` (such as the configuration file of a run),
     /// `--set`, and the other flags.
     pub fn layers_over(&self, base: Layer) -> Vec<Layer> {
-        let mut layers = vec![base];
+        self.add_flags(vec![base])
+    }
+
+    fn add_flags(&self, mut layers: Vec<Layer>) -> Vec<Layer> {
         layers.extend(self.set.iter().cloned().map(Layer::Set));
         let mut flag = |flag, key, value: Option<Value>| {
             layers.extend(value.map(|value| Layer::Flag { flag, key, value }));
@@ -371,11 +413,24 @@ mod tests {
     }
 
     #[test]
+    fn repeatable_flags_on_both_sides_of_the_verb_are_refused() {
+        for (line, is_valid) in [
+            ("x --set a.b=1 train --set c.d=2", false),
+            ("x --config demo train --config mine.toml", false),
+            ("x --set a.b=1 --set c.d=2 --config demo train", true),
+            ("x train --set a.b=1 --set=c.d=2", true),
+        ] {
+            let cli = Cli::try_parse_from(line.split(' ')).expect("clap accepts each flag");
+            assert_eq!(cli.validate(line.split(' ').map(str::to_owned)).is_ok(), is_valid, "{line}");
+        }
+    }
+
+    #[test]
     fn gpus_flag_conflicts_with_device_cpu() {
         let line = "x --gpus 2 --device cpu demo";
         let cli = Cli::try_parse_from(line.split(' ')).expect("clap accepts each flag");
-        assert!(cli.validate().is_err());
+        assert!(cli.validate(line.split(' ').map(str::to_owned)).is_err());
         let cli = Cli::try_parse_from("x --gpus 2 --device cuda demo".split(' ')).expect("the arguments are valid");
-        assert!(cli.validate().is_ok());
+        assert!(cli.validate(std::iter::empty()).is_ok());
     }
 }

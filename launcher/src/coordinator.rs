@@ -355,9 +355,11 @@ impl Coordinator {
             }
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
             ToLauncher::Parts(written) => self.written(rank, written, now),
-            ToLauncher::Progress(_) | ToLauncher::Evaluated(_) | ToLauncher::Breaking(_) | ToLauncher::Located(_) => {
-                vec![Action::Report(message)]
-            }
+            ToLauncher::Progress(_)
+            | ToLauncher::Evaluated(_)
+            | ToLauncher::Breaking(_)
+            | ToLauncher::Located(_)
+            | ToLauncher::Embedded { .. } => vec![Action::Report(message)],
         }
     }
 

@@ -88,6 +88,12 @@ impl LaunchError {
         Self { gang: Some(Box::new(gang)), ..self }
     }
 
+    /// Adds a prefix to the message: `name`, the flag or the configuration field that the error is about.
+    #[must_use]
+    pub fn about(self, name: &str) -> Self {
+        Self { text: format!("{name}: {}", self.text), ..self }
+    }
+
     /// How the gang failed; `None` if the error is not about a gang.
     pub fn gang(&self) -> Option<&GangFailure> {
         self.gang.as_deref()

@@ -7,12 +7,12 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use locdiff_core::config::log_filter;
 use locdiff_core::exit_code;
 use locdiff_launch::cli::Cli;
 use locdiff_launch::output::{Output, end_process, finish};
-use locdiff_launch::terminal::{self, LogWriter};
+use locdiff_launch::terminal::{self, LogFormat, LogWriter};
 use locdiff_launch::verbs;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -29,7 +29,12 @@ fn main() -> ExitCode {
         terminal::write_stderr(format!("thread '{name}' {panic}\n{trace}\n"));
         terminal::flush_stderr(PANIC_LIMIT);
     }));
-    let cli = match Cli::try_parse().and_then(Cli::validate) {
+    if std::env::args_os().len() == 1 {
+        let _ = Cli::command().print_help();
+        return exit_code::ExitCode::Success.into();
+    }
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let cli = match Cli::try_parse().and_then(|cli| cli.validate(words)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -37,7 +42,7 @@ fn main() -> ExitCode {
         .with_max_level(LevelFilter::TRACE)
         .with_writer(LogWriter)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
+        .event_format(LogFormat)
         .finish()
         .with(log_filter())
         .init();

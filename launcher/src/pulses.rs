@@ -157,11 +157,19 @@ impl Pulses {
     }
 
     /// A stuck worker and the limit that it exceeded; `None` if no worker is stuck. Of several stuck workers, returns
-    /// one at the lowest step.
+    /// one at the lowest step. In a rendezvous, all workers wait for each other; there, a worker that sends no
+    /// heartbeats keeps the others waiting and is returned.
     pub fn stuck(&self, now: Duration) -> Option<(StuckWorker, Duration)> {
         let overdue = self.judged().filter(|(_, worker, since)| now >= *since + self.limits.of(worker.phase()));
         let (rank, worker, _) = overdue.min_by_key(|(_, worker, _)| (worker.step(), worker.progressed_at))?;
+        let is_mute = |worker: &WorkerPulse| worker.last.is_some() && self.is_silent(worker, now);
+        let mute = self.watched().filter(|(_, worker)| is_mute(worker)).min_by_key(|(_, worker)| worker.beat_at);
+        let (rank, worker) = mute.filter(|_| worker.phase() == WorkPhase::Rendezvous).unwrap_or((rank, worker));
         Some((worker.stuck(rank, now), self.limits.of(worker.phase())))
+    }
+
+    fn is_silent(&self, worker: &WorkerPulse, now: Duration) -> bool {
+        now.saturating_sub(worker.beat_at) >= self.limits.silence
     }
 
     /// The worker that probably kept its peers waiting, after the peers in `complained` reported a failed collective
@@ -172,8 +180,7 @@ impl Pulses {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;
         let is_late = |worker: &WorkerPulse| {
-            let is_silent = now.saturating_sub(worker.beat_at) >= self.limits.silence;
-            worker.phase() != WorkPhase::Collective || worker.step() < most || is_silent
+            worker.phase() != WorkPhase::Collective || worker.step() < most || self.is_silent(worker, now)
         };
         let late = others().filter(|(_, worker)| worker.last.is_some() && is_late(worker));
         let only = others().next().filter(|_| others().count() == 1 && complained.len() > 1);
@@ -230,6 +237,18 @@ mod tests {
 
     fn beat(phase: WorkPhase, step: u64, counter: u64) -> Beat {
         Beat { phase, step, counter, waits_in: None, spent: PhaseTimes::default() }
+    }
+
+    #[test]
+    fn worker_that_stops_in_the_rendezvous_is_named_instead_of_those_that_wait_for_it() {
+        let mut pulses = Pulses::new(2, limits(), at(0));
+        pulses.beat(0, beat(WorkPhase::Rendezvous, 0, 1), at(1));
+        pulses.beat(1, beat(WorkPhase::Rendezvous, 0, 1), at(2));
+        for second in 3..=51 {
+            pulses.beat(0, beat(WorkPhase::Rendezvous, 0, 1), at(second));
+        }
+        assert_eq!(pulses.stuck(at(50)), None, "the limit has not passed");
+        assert_eq!(pulses.stuck(at(51)).map(|(worker, _)| worker.rank), Some(1));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::coordinator::{Cause, Exit};
 use crate::error::{GangFailure, LaunchError, RankEnd, reported};
 use crate::pulses::StuckWorker;
 use crate::run_folder::host;
+use crate::terminal::not_repeated;
 
 /// Signals that end a program because of an error in the program itself.
 const CRASH_SIGNALS: [Signal; 5] = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGABRT, Signal::SIGFPE, Signal::SIGILL];
@@ -157,6 +158,7 @@ impl FailureReport<'_> {
         }
         for rank in involved(first) {
             let lines = ranks.get(rank as usize).map(|rank| rank.last_lines.as_slice()).unwrap_or_default();
+            let lines = not_repeated(lines.iter().map(String::as_str), &causes.join("\n"));
             if !lines.is_empty() {
                 let _ = write!(text, "\n  last lines of rank {rank}:\n    {}", lines.join("\n    "));
             }
@@ -338,9 +340,21 @@ fn signal_name(signal: i32) -> String {
 fn code_meaning(code: i32) -> String {
     match ExitCode::from_code(code) {
         _ if code == EXIT_PANIC => ", a panic".to_owned(),
-        Some(name) => format!(", {name:?}"),
+        Some(name) => format!(", {}", words(&format!("{name:?}"))),
         None => String::new(),
     }
+}
+
+/// The words of a name in camel case: `BadData` becomes `bad data`.
+fn words(name: &str) -> String {
+    let mut words = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.extend(letter.to_lowercase());
+    }
+    words
 }
 
 /// Ranks as a list of ranges, such as `0, 2-5`.
@@ -424,6 +438,7 @@ mod tests {
             (died(0, Exit::Signal(9)), false, "killed by SIGKILL during", "SIGKILL", FailureKind::Lost),
             (died(0, Exit::Code(101)), false, "exit code 101, a panic", "panic", FailureKind::Crash),
             (died(0, Exit::Code(3)), false, "(exit code 3)", "exit code 3", FailureKind::Crash),
+            (died(0, Exit::Code(20)), false, "(exit code 20, bad data)", "exit code 20", FailureKind::Crash),
             (
                 failed(0, "CUDA out of memory. Tried to allocate 2 GiB", 14),
                 false,
@@ -438,6 +453,14 @@ mod tests {
             let gang = error.gang().expect("a gang failed");
             assert_eq!((gang.what.as_str(), error.failure_kind()), (what, kind));
         }
+    }
+
+    #[test]
+    fn last_lines_do_not_repeat_the_cause() {
+        let lines = ["step 7", "2026-11-16T16:04:05.000001Z ERROR copy: CUDA error: unknown"];
+        let error = failure("train", &[failed(0, "copy: CUDA error: unknown", 14)], &[worker(50, &lines)], false);
+        assert_eq!(error.to_string().matches("CUDA error: unknown").count(), 1, "{error}");
+        assert!(error.to_string().ends_with("last lines of rank 0:\n    step 7"), "{error}");
     }
 
     #[test]

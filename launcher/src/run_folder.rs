@@ -6,7 +6,7 @@
 //! RUN/attempt             number of the newest attempt
 //! RUN/step-NNNNNNNN/      a committed checkpoint (checkpoints/README.md)
 //! RUN/latest              name of the newest checkpoint, for people and scripts
-//! RUN/logs/ATTEMPT/  RUN/tensorboard/  RUN/events.jsonl  RUN/failure.json  RUN/status.json
+//! RUN/logs/ATTEMPT/  RUN/events.out.tfevents.*  RUN/events.jsonl  RUN/failure.json  RUN/status.json
 //! ```
 //! A [`RunFolder`] holds the lock. Only the launcher that holds the lock, and its workers, change these files.
 //! Functions that only read, such as [`checkpoints`] and [`newest_whole`], need no lock. `eval` writes to `RUN/eval/`,
@@ -18,6 +18,7 @@
 
 mod commit;
 mod compare;
+mod find;
 mod goodput;
 mod journal;
 mod lock;
@@ -36,8 +37,9 @@ use locdiff_core::files::Files;
 use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
+pub use find::{has_ended, is_run, named_run, newest_run, runs, unfinished_run};
 pub use lock::{CheckpointUse, RunLock};
-pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
+pub use names::{CONFIG, LATEST, new_run_name, utc_text};
 pub use resume::ResumePoint;
 pub use scan::{
     CheckpointRow, Condition, Depth, WholeCheckpoint, checkpoints, examine, newest_whole, whole_checkpoint,
@@ -66,26 +68,29 @@ pub struct OpenedRun {
     pub folder: RunFolder,
     /// Whether the run is new, that is, had no `config.toml` before.
     pub is_new: bool,
+    /// Whether this call created the folder.
+    pub is_created: bool,
     /// One line for each field that differs from the previous configuration.
     pub changes: Vec<String>,
 }
 
 impl RunFolder {
     /// Creates the run `name` in `dir`, or opens it if it exists. Fails if another launcher holds the run. If the run
-    /// has checkpoints, also fails if its configuration is missing, or differs from `config` in a field that must not
-    /// change.
+    /// has checkpoints, there are three more reasons to fail: the run's configuration is missing, it differs from
+    /// `config` in a field that must not change, or `config` has fewer steps than the run has done.
     pub fn open(files: Files, dir: &Path, name: &str, config: &RunConfig) -> Result<OpenedRun, LaunchError> {
         if !names::is_plain(name) {
-            refuse!(Config, "checkpoint.run: is \"{name}\", wanted a folder name without slashes or a leading dot");
+            refuse!(Config, "checkpoint.run: is \"{name}\", wanted a name without slashes or a leading dot");
         }
         let path = dir.join(name);
-        files.create_folders(&path)?;
+        let is_created = !path.exists();
+        files.create_folders(&path).map_err(|error| LaunchError::from(error).about("checkpoint.dir"))?;
         let lock = RunLock::take(&path)?;
         let keep = config.checkpoint.keep as usize;
         let (attempt, next_configuration, events_failed) = (None, None, AtomicBool::new(false));
         let mut folder = Self { path, files, keep, attempt, next_configuration, events_failed, _lock: lock };
         let (is_new, changes) = folder.configure(name, config)?;
-        Ok(OpenedRun { folder, is_new, changes })
+        Ok(OpenedRun { folder, is_new, is_created, changes })
     }
 
     /// Compares `config` with the configuration in the folder. If the run has no checkpoints, writes `config` to the
@@ -118,6 +123,7 @@ impl RunFolder {
                         found.refused.join("\n  ")
                     );
                 }
+                self.refuse_fewer_steps(config.train.steps)?;
                 found.refused.into_iter().chain(found.allowed).collect()
             }
         };
@@ -135,6 +141,33 @@ impl RunFolder {
             self.next_configuration = None;
         }
         Ok(())
+    }
+
+    fn refuse_fewer_steps(&self, steps: u64) -> Result<(), LaunchError> {
+        match self.newest_step()? {
+            Some(done) if done > steps => Err(reported!(
+                RunDiffers,
+                "run {} has done {done} steps, more than train.steps = {steps}; to train further, set train.steps above \
+                 {done}; to train fewer steps, start a new run with `--run NAME`",
+                self.path.display()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Step of the newest committed checkpoint, whole or damaged.
+    pub fn newest_step(&self) -> Result<Option<u64>, LaunchError> {
+        Ok(scan::committed(&self.path)?.last().map(|(step, _)| *step))
+    }
+
+    /// Removes the folder of a run that never began. Gives the folder a hidden name first, so that nobody sees it half
+    /// removed.
+    pub fn discard(&self) -> Result<(), LaunchError> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let hidden = self.path.with_file_name(format!("{}{name}-{}", names::REMOVING, std::process::id()));
+        let io = LaunchError::at(&self.path);
+        std::fs::rename(&self.path, &hidden).map_err(&io)?;
+        std::fs::remove_dir_all(&hidden).map_err(io)
     }
 
     fn has_checkpoints(&self) -> Result<bool, LaunchError> {

@@ -333,6 +333,8 @@ async fn supervise(
             Err(report::failure(gang.job.name(), &causes, &workers.collect::<Vec<_>>(), oom_killed).into())
         }
     };
+    let report = result.as_ref().err().map(anyhow::Error::to_string).unwrap_or_default();
+    observations.show_errors(&report, gang.world.slots.len());
     Ok(Ended { result, is_observed: observed.is_some() })
 }
 

@@ -7,11 +7,17 @@
 //!
 //! The thread that writes to stderr also draws the progress bar, and hides the bar while it writes lines. So bar and
 //! lines never mix.
+//!
+//! [`width`], [`wrapped`] and [`table`] fit text and tables into the width of the terminal.
 
 mod backlog;
+mod layout;
+mod log_lines;
 mod progress;
 mod streams;
 
 pub use backlog::{Backlog, NextItem};
+pub use layout::{TableColumn, table, width, wrapped};
+pub use log_lines::{LogFormat, log_line, not_repeated, split_line};
 pub use progress::Display;
 pub use streams::{LogWriter, flush_stderr, wait_for_stdout, write_stderr, write_stdout};

@@ -6,8 +6,11 @@ mod demo;
 mod doctor;
 mod eval;
 mod geoclip;
+mod locations;
+mod paths;
 mod perturbation;
 mod restarts;
+mod runs;
 mod shards;
 mod status;
 mod train;
@@ -26,8 +29,8 @@ use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Echo, GangResult, Silence, Supervisor};
 use restarts::try_again;
 
-/// How long commands without a run wait for an outage to end, in seconds, even if `supervise.outage_patience_s` is
-/// longer.
+/// The longest time that [`run_repeatable`] waits for an outage to end, in seconds. Applies if
+/// `supervise.outage_patience_s` is longer.
 const OUTAGE_PATIENCE_S_MAX: f64 = 60.0;
 
 /// Runs the verb. The returned value is the JSON result that `--json` prints.
@@ -52,19 +55,25 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Bench(BenchVerb::Train) => not_yet("bench train", global),
         Verb::Bench(BenchVerb::Sample { .. }) => not_yet("bench sample", global),
         Verb::Eval(request) => eval::run(request, global, output),
-        Verb::Train { inject } => train::run(inject, global, output),
+        Verb::Train { new, inject } => train::run(inject, *new, global, output),
         Verb::Shards(verb) => shards::run(verb, global, output),
         Verb::Checkpoint(verb) => checkpoint::run(verb, global, output),
         Verb::Geoclip(verb) => geoclip::run(verb, global, output),
         Verb::Doctor => doctor::run(global, output),
         Verb::Predict { .. } => not_yet("predict", global),
         Verb::Status => status::run(global, output),
+        Verb::Runs => runs::run(global, output),
     }
 }
 
 /// Resolves the configuration from presets, files and flags.
 pub(crate) fn resolve(global: &Global) -> Result<Resolved, LaunchError> {
     Ok(config::load(&global.layers(default_preset(global, &gpus::inventory())))?)
+}
+
+/// Like [`resolve`], but checks only the values in `sections`.
+pub(crate) fn resolve_for(global: &Global, sections: &[&str]) -> Result<Resolved, LaunchError> {
+    Ok(config::load_for(&global.layers(default_preset(global, &gpus::inventory())), sections)?)
 }
 
 /// Resolves the configuration and assigns its workers to devices.
@@ -77,7 +86,8 @@ pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchErr
 /// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. If the flags do not choose a device,
 /// CUDA is used if `inventory` has a GPU.
 fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
-    let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
+    let named =
+        config::load_for(&global.layers("demo"), &[]).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
     if named.on_cuda(!inventory.gpus.is_empty()) { "l47" } else { "demo" }
 }
 
@@ -91,8 +101,8 @@ pub(crate) fn run_gang<T: TypedResult>(
     Supervisor::new()?.run(&resolved.config, world, job, 0, &mut Echo)
 }
 
-/// Like [`run_gang`], but restarts the workers after a failure by the rules of evaluations. The job must be repeatable:
-/// it only reads, or it writes under a temporary name that it renames at the end.
+/// Like [`run_gang`], but restarts the workers after a failure, by the same rules as in an evaluation. The job must be
+/// repeatable: it only reads, or it writes under a temporary name that it renames at the end.
 pub(crate) fn run_repeatable<T: TypedResult>(
     resolved: &Resolved,
     world: &NodeWorkers,

@@ -16,7 +16,6 @@ fn main() -> ExitCode {
         .with_max_level(LevelFilter::TRACE)
         .with_writer(std::io::stderr)
         .with_target(false)
-        .without_time()
         .with_ansi(false)
         .finish()
         .with(log_filter())

@@ -4,13 +4,14 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
+use locdiff_core::config::RetrievalHead;
 use locdiff_core::geo::{Place, UnitVector};
 use locdiff_core::protocol::{EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, WorkerSlot};
 use tch::Device;
 
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
-use crate::infer::retrieve::Retrieval;
+use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Trained};
 use crate::native::cuda;
 use crate::retrieval::{Grid, ImageSamples, Retriever};
@@ -29,17 +30,32 @@ fn open_rows(job: &EvalJob, worker: &WorkerSlot) -> Result<ImageRows, InferError
     ImageRows::open(&job.data, &job.config)
 }
 
-fn open_retrieval(job: &EvalJob, worker: &WorkerSlot, rows: &ImageRows) -> Result<Option<Retrieval>, InferError> {
-    Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0)
+fn open_retrieval(
+    job: &EvalJob,
+    worker: &WorkerSlot,
+    rows: &ImageRows,
+    progress: impl FnMut(usize, usize),
+) -> Result<Option<Retrieval>, InferError> {
+    Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0, progress)
 }
 
 /// Embeds the gallery of an evaluation and caches the embeddings on disk, so that the workers of the evaluation only
-/// load them. Returns the number of gallery points; `None` if the evaluation runs without retrieval.
-pub fn embed_gallery(job: &EvalJob, worker: &WorkerSlot) -> Result<Option<usize>, InferError> {
+/// load them. Calls `progress` with the number of points done and the number of all points. Returns the number of
+/// gallery points. Returns `None` if the evaluation runs without retrieval, or if its gallery is the training photos,
+/// whose embeddings are already on disk.
+pub fn embed_gallery(
+    job: &EvalJob,
+    worker: &WorkerSlot,
+    progress: impl FnMut(usize, usize),
+) -> Result<Option<usize>, InferError> {
     let rows = open_rows(job, worker)?;
     // Check the truth file first, because embedding the gallery can take minutes.
     TruthFile::open(&job.data, &rows, &job.config)?;
-    let opened = open_retrieval(job, worker, &rows)?;
+    let job = with_chosen_head(job, &rows, false)?;
+    if job.config.retrieval.head == RetrievalHead::Knn {
+        return Ok(None);
+    }
+    let opened = open_retrieval(&job, worker, &rows, progress)?;
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 
@@ -49,14 +65,16 @@ pub fn run(
     worker: &WorkerSlot,
     send: &mut dyn FnMut(LocatedRows) -> Result<(), InferError>,
 ) -> Result<EvalSummary, InferError> {
-    let (config, rows) = (&job.config, open_rows(job, worker)?);
+    let rows = open_rows(job, worker)?;
+    let job = &with_chosen_head(job, &rows, worker.rank == 0)?;
+    let config = &job.config;
     let truth = TruthFile::open(&job.data, &rows, config)?;
     if job.tune && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }
     let trained = Trained::open(&job.checkpoint, device(worker))?;
     trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
-    let retrieval = open_retrieval(job, worker, &rows)?;
+    let retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
     let (step, degree) = (trained.step, trained.denoiser.degree);
     let anchors = anchors(config, &trained, retrieval.as_ref())?;
     trained.check(&config.eval)?;
@@ -93,7 +111,7 @@ struct Methods<'a> {
 impl Methods<'_> {
     fn locate(&self, block: &ImageBlock) -> Result<Vec<LocatedRow>, InferError> {
         let embeddings_ive = block.embeddings(self.engine.device())?;
-        let samples = self.engine.locate(block, &embeddings_ive, |_, _| Ok(()))?;
+        let samples = self.engine.locate(block, &embeddings_ive, |_, _, _| Ok(()))?;
         let mut rows = located(block, &samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let inputs = (&embeddings_ive, samples.as_slice());

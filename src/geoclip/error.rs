@@ -10,7 +10,10 @@ use locdiff_core::tables::TableError;
 #[derive(Debug, thiserror::Error)]
 pub enum GeoclipError {
     /// The weights are missing.
-    #[error("no GeoCLIP weights in {folder}: {reason}; fetch them with `locdiff-launch geoclip import --out {folder}`")]
+    #[error(
+        "no GeoCLIP weights in {folder} (retrieval.geoclip): {reason}; fetch them with `locdiff-launch geoclip import \
+         --out {folder}`"
+    )]
     Missing {
         /// The folder searched.
         folder: String,

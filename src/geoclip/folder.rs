@@ -55,20 +55,11 @@ pub struct Geoclip {
 impl Geoclip {
     /// Opens a folder and verifies its checksums.
     pub fn open(folder: &Path) -> Result<Self, GeoclipError> {
-        let manifest = read_manifest(folder)?;
-        let mut summary = Vec::new();
-        for (name, entry) in &manifest.files {
-            summary.extend(verified_checksum(folder, name, entry)?.to_le_bytes());
-        }
+        let (_, checksum) = verified_manifest(folder)?;
         let places = tables::read_places(&folder.join(GALLERY))?;
         let weights = folder.join(WEIGHTS);
         let tensors = Tensor::read_safetensors(&weights).map_err(|error| GeoclipError::damaged(&weights, error))?;
-        Ok(Self {
-            folder: folder.to_owned(),
-            tensors: tensors.into_iter().collect(),
-            places,
-            checksum: XxHash3_64::oneshot(&summary),
-        })
+        Ok(Self { folder: folder.to_owned(), tensors: tensors.into_iter().collect(), places, checksum })
     }
 
     /// The folder that was opened.
@@ -95,6 +86,16 @@ impl Geoclip {
     pub fn image_head(&self, device: Device) -> Result<GeoclipHead, GeoclipError> {
         GeoclipHead::new(&self.tensors, device)
     }
+}
+
+/// The manifest of a folder, and a checksum of all files that it lists. Fails if a file does not match the manifest.
+pub(super) fn verified_manifest(folder: &Path) -> Result<(GeoclipManifest, u64), GeoclipError> {
+    let manifest = read_manifest(folder)?;
+    let mut summary = Vec::new();
+    for (name, entry) in &manifest.files {
+        summary.extend(verified_checksum(folder, name, entry)?.to_le_bytes());
+    }
+    Ok((manifest, XxHash3_64::oneshot(&summary)))
 }
 
 fn read_manifest(folder: &Path) -> Result<GeoclipManifest, GeoclipError> {

@@ -14,7 +14,7 @@ use tch::Tensor;
 use zip::ZipArchive;
 
 use super::error::GeoclipError;
-use super::folder::{GeoclipManifest, write_folder};
+use super::folder::{GeoclipManifest, verified_manifest, write_folder};
 
 /// SHA-256 hash of the published wheel `geoclip-1.3.0-py3-none-any.whl`.
 pub const WHEEL_SHA256: &str = "08a93791166a279d52b95c466a952c75f17f654cc61bdf6ab20355325b564dec";
@@ -30,11 +30,15 @@ const WEIGHTS: [(&str, &str); 2] = [
 /// A zip archive in the wheel, and the member of that archive that holds the logit scale as a four-byte number.
 const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pth", "logit_scale/data/0");
 
-/// Reads the wheel and writes the folder `out`. Fails if the hash of the wheel is not [`WHEEL_SHA256`], or if `out`
-/// exists and may not be replaced (see [`write_folder`]).
-pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<GeoclipManifest, GeoclipError> {
+/// Reads the wheel and writes the folder `out`. Returns the manifest of the folder, and whether the folder was written.
+/// Without `overwrite`, a folder that already has the wheel's weights stays as it is, and the wheel is not read. Fails
+/// if the hash of the wheel is not [`WHEEL_SHA256`], or if `out` exists and may not be replaced (see [`write_folder`]).
+pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<(GeoclipManifest, bool), GeoclipError> {
     if !overwrite && out.symlink_metadata().is_ok() {
-        return Err(GeoclipError::Exists(out.to_owned()));
+        return match verified_manifest(out) {
+            Ok((manifest, _)) if manifest.source == SOURCE => Ok((manifest, false)),
+            _ => Err(GeoclipError::Exists(out.to_owned())),
+        };
     }
     let mut file = File::open(wheel).map_err(FileError::at(wheel))?;
     check_hash(wheel, &mut file)?;
@@ -52,7 +56,8 @@ pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<GeoclipManife
     tensors.push(("logit_scale".to_owned(), logit_scale(wheel, &mut archive)?));
     let places = read_member(wheel, &mut archive, PLACES)?;
     let licence = read_member(wheel, &mut archive, LICENCE)?;
-    write_folder(out, SOURCE, &tensors, &lower_header(&places), &licence, overwrite)
+    let manifest = write_folder(out, SOURCE, &tensors, &lower_header(&places), &licence, overwrite)?;
+    Ok((manifest, true))
 }
 
 fn check_hash(wheel: &Path, file: &mut File) -> Result<(), GeoclipError> {

@@ -52,7 +52,8 @@ fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> Result<Vec<
 
 /// The places of all usable training rows.
 fn training_places(config: &RunConfig) -> Result<Vec<Place>, InferError> {
-    let dataset = Dataset::open(&config.shards.train, &config.shards)?;
+    let opened = Dataset::open(&config.shards.train, &config.shards);
+    let dataset = opened.map_err(|error| error.of_field("shards.train"))?;
     let mask = Mask::for_config(&dataset, &config.shards)?;
     let (mut found, mut rows) = (Vec::new(), BlockRows::default());
     for block in 0..dataset.block_rows().len() as u32 {

@@ -91,13 +91,13 @@ impl Engine {
         self.network.placement().device
     }
 
-    /// Locates the images of a block. At every sampler step, `watch` is called with the timestep and the scaled
-    /// predictions x̂_0 of all chains, before guidance.
+    /// Locates the images of a block. At every sampler step, `watch` is called with the timestep, the scaled noised
+    /// codes of all chains, and the scaled predictions x̂_0 that the network makes from these codes, before guidance.
     pub fn locate(
         &self,
         block: &ImageBlock,
         embeddings_ive: &Tensor,
-        watch: impl FnMut(usize, &Tensor) -> Result<(), InferError>,
+        watch: impl FnMut(usize, &Tensor, &Tensor) -> Result<(), InferError>,
     ) -> Result<Vec<ImageSamples>, InferError> {
         let _without_gradients = tch::no_grad_guard();
         let samples = self.config.samples as usize;
@@ -117,7 +117,7 @@ impl Engine {
         &self,
         block: &ImageBlock,
         embeddings_ive: &Tensor,
-        mut watch: impl FnMut(usize, &Tensor) -> Result<(), InferError>,
+        mut watch: impl FnMut(usize, &Tensor, &Tensor) -> Result<(), InferError>,
     ) -> Result<(Tensor, Tensor), InferError> {
         let (samples, dims) = (self.config.samples as usize, self.network.architecture().dims as usize);
         let Prepared { time, no_image } = &self.prepared;
@@ -134,7 +134,7 @@ impl Engine {
         let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, InferError> {
             let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), time, &image, None)?;
             expected_nd.get_or_insert_with(|| predicted_nd.shallow_clone());
-            watch(t, &predicted_nd)?;
+            watch(t, x_nd, &predicted_nd)?;
             pulse::advance();
             let Some(no_image) = no_image else { return Ok(predicted_nd) };
             let alone_nd = self.network.forward(x_nd, Timesteps::All(t), time, no_image, None)?;

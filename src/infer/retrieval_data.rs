@@ -32,7 +32,7 @@ pub fn data_facts(
     };
     let mean_length = match dataset.manifest() {
         Some(manifest) => Some(length(manifest)),
-        None if head == RetrievalHead::Geoclip => Some(measured_length(dataset, mask)?),
+        None if matches!(head, RetrievalHead::Auto | RetrievalHead::Geoclip) => Some(measured_length(dataset, mask)?),
         None => None,
     };
     Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length })
@@ -52,16 +52,33 @@ fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
 
-/// Opens the configured gallery and head. Fails if the head cannot be used with `test`, the data to evaluate. Gallery
-/// points whose embeddings are not cached are embedded with `threads` threads, and `progress` is called with the number
-/// of points done.
+/// The head to use with the data: the configured head or, if this is "auto", a head that fits the data. For "auto",
+/// also returns the reason for the choice. The choice depends only on the data and on whether GeoCLIP's weights exist,
+/// so all workers make the same choice.
+pub fn chosen_head(
+    config: &RetrievalConfig,
+    location: &str,
+    dataset: &Dataset,
+    mask: &Mask,
+) -> Result<(RetrievalHead, Option<String>), InferError> {
+    if config.head != RetrievalHead::Auto {
+        return Ok((config.head, None));
+    }
+    let facts = data_facts(location, dataset, mask, config.head)?;
+    let (head, reason) = facts.fitting_head(config.has_geoclip());
+    Ok((head, Some(reason)))
+}
+
+/// Opens the configured gallery and head. The head must not be "auto"; see [`chosen_head`]. Fails if the head cannot be
+/// used with `test`, the data to evaluate. Gallery points whose embeddings are not cached are embedded with `threads`
+/// threads, and `progress` is called with the number of points done and the number of all points.
 pub fn open(
     config: &RetrievalConfig,
     shards: &ShardsConfig,
     test: &DataFacts,
     device: Device,
     threads: usize,
-    progress: impl FnMut(usize),
+    progress: impl FnMut(usize, usize),
 ) -> Result<(Gallery, QueryHead), InferError> {
     check_head(config.head, test)?;
     if config.head == RetrievalHead::Knn {
@@ -89,7 +106,7 @@ pub fn open(
 
 /// A gallery of the training photos. It has the embedding of view 0 of every usable row, in f16 as stored.
 fn training_gallery(config: &ShardsConfig) -> Result<Gallery, InferError> {
-    let dataset = Dataset::open(&config.train, config)?;
+    let dataset = Dataset::open(&config.train, config).map_err(|error| error.of_field("shards.train"))?;
     let mask = Mask::for_config(&dataset, config)?;
     let (mut rows, mut points) = (BlockRows::default(), Vec::new());
     let (total, width) = (dataset.rows() as i64, dataset.width() as i64);

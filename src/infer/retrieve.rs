@@ -1,22 +1,33 @@
 //! Opens the gallery and the retrieval head of an evaluation. Locates the images of a block with retrieval alone, and
 //! with LocDiff-H, which also uses LocDiff's samples.
 
-use std::time::{Duration, Instant};
-
-use locdiff_core::config::RetrievalHead;
+use locdiff_core::config::{DecodeAnchors, RetrievalHead};
 use locdiff_core::geo::UnitVector;
 use locdiff_core::protocol::{EvalJob, HybridRequest, TuningErrors};
 use tch::{Device, Tensor};
 
 use super::error::InferError;
-use super::retrieval_data::{data_facts, open};
+use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
     Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate, try_settings,
 };
 
-/// Minimum time between two progress lines in the log.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice
+/// if `is_logging` is true. A job that uses neither a head nor a gallery is returned unchanged.
+pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Result<EvalJob, InferError> {
+    let mut job = job.clone();
+    if job.hybrid == HybridRequest::No && job.config.eval.anchors == DecodeAnchors::Grid {
+        return Ok(job);
+    }
+    let (head, reason) = chosen_head(&job.config.retrieval, &job.data, &rows.dataset, &rows.mask)?;
+    job.config.retrieval.head = head;
+    if let Some(reason) = reason.filter(|_| is_logging) {
+        let head = format!("{head:?}").to_lowercase();
+        tracing::info!("retrieval head: {head}, because {reason}");
+    }
+    Ok(job)
+}
 
 /// A head that turns photos into queries, and the gallery that the queries are compared with.
 pub struct Retrieval {
@@ -33,19 +44,21 @@ pub struct Retrieval {
 impl Retrieval {
     /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
     /// is optional and the head cannot be used with the data. In the second case, logs a warning if `is_logging` is
-    /// true.
+    /// true. While gallery points are embedded, calls `progress` with the number of points done and the number of all
+    /// points.
     pub fn open(
         job: &EvalJob,
         rows: &ImageRows,
         (device, threads): (Device, usize),
         is_logging: bool,
+        progress: impl FnMut(usize, usize),
     ) -> Result<Option<Self>, InferError> {
         let config = &job.config.retrieval;
         if job.hybrid == HybridRequest::No {
             return Ok(None);
         }
         let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
-        match open(config, &job.config.shards, &facts, device, threads, progress()) {
+        match open(config, &job.config.shards, &facts, device, threads, progress) {
             Ok((gallery, head)) => {
                 // In a gallery of photos, several neighbours vote on the answer. In a gallery of places, the best
                 // gallery point is the answer.
@@ -115,16 +128,5 @@ impl Retrieval {
             }
             other => other.into(),
         })
-    }
-}
-
-/// Returns a function that logs the number of embedded gallery points, at most once per [`PROGRESS_INTERVAL`].
-fn progress() -> impl FnMut(usize) {
-    let mut last_logged = Instant::now();
-    move |done| {
-        if last_logged.elapsed() >= PROGRESS_INTERVAL {
-            last_logged = Instant::now();
-            tracing::info!("{done} gallery points embedded");
-        }
     }
 }

@@ -77,7 +77,10 @@ impl ImageRows {
     /// Opens a data set to read all views of all rows, with identifiers. If `shards.on_bad_rows` is "skip", unusable
     /// rows and rows without an identifier are left out. Fails if no row is left.
     pub fn open(location: &str, config: &RunConfig) -> Result<Self, InferError> {
-        let dataset = Dataset::open(location, &config.shards)?;
+        let mut dataset = Dataset::open(location, &config.shards)?;
+        if let Some(message) = dataset.forget_ambiguous_ids() {
+            tracing::warn!("{message}");
+        }
         let mask = Mask::for_config(&dataset, &config.shards)?;
         if let Some(summary) = mask.describe(&dataset) {
             tracing::warn!("{summary}");

@@ -28,12 +28,12 @@ pub struct Gallery {
 
 impl Gallery {
     /// Opens the configured gallery. Embeddings that are not cached are computed with GeoCLIP, and `progress` is called
-    /// with the number of places done.
+    /// with the number of places done and the number of all places.
     pub fn open(
         config: &RetrievalConfig,
         geoclip: &Geoclip,
         embedder: &Embedder,
-        progress: impl FnMut(usize),
+        mut progress: impl FnMut(usize, usize),
     ) -> Result<Self, RetrievalError> {
         let (source, mut embedded) = if config.gallery.is_empty() {
             (geoclip.folder().display().to_string(), geoclip::GalleryEmbeddings::open(geoclip, embedder))
@@ -41,7 +41,8 @@ impl Gallery {
             let places = tables::read_places(Path::new(&config.gallery))?;
             (config.gallery.clone(), geoclip::GalleryEmbeddings::of_places(geoclip, embedder, places))
         };
-        embedded.complete(embedder, progress)?;
+        let total = embedded.places().len();
+        embedded.complete(embedder, |done| progress(done, total))?;
         let points: Vec<UnitVector> = embedded.places().iter().map(|place| UnitVector::from(*place)).collect();
         let shape = [points.len() as i64, EMBEDDING_WIDTH as i64];
         let embeddings_gw = Tensor::f_from_slice(&embedded.into_embeddings())?.f_view(shape)?;

@@ -1,4 +1,4 @@
-//! Turns stored embeddings into queries, and checks whether a head can be used with the data.
+//! Turns stored embeddings into queries, chooses a head for the data, and checks whether a head fits the data.
 //!
 //! A head maps the stored embedding of each view into the space of the gallery. The query of an image is the mean of
 //! the unit vectors of its mapped views, times a factor. The factor is `exp(logit_scale)`, or `retrieval.knn_scale` for
@@ -45,6 +45,36 @@ pub struct DataFacts {
     pub mean_length: Option<f64>,
 }
 
+impl DataFacts {
+    fn is_normalised(&self) -> bool {
+        self.mean_length.is_some_and(|length| (length - 1.0).abs() < UNIT_LENGTH_SLACK)
+    }
+
+    /// The head for `retrieval.head = "auto"`, with the reason for the choice. The chosen head can always be used with
+    /// the data. `has_geoclip` says whether GeoCLIP's weights exist.
+    pub fn fitting_head(&self, has_geoclip: bool) -> (RetrievalHead, String) {
+        let width = self.width;
+        match self.image_head {
+            _ if width != FEATURE_WIDTH => {
+                let reason = format!("the embeddings have {width} numbers, and GeoCLIP's have {FEATURE_WIDTH}");
+                (RetrievalHead::Knn, reason)
+            }
+            _ if !has_geoclip => {
+                let reason = "there are no GeoCLIP weights; `locdiff-launch geoclip import` fetches them";
+                (RetrievalHead::Knn, reason.to_owned())
+            }
+            DataHead::Linear => (RetrievalHead::Linear, "the photos are simulated".to_owned()),
+            _ if self.is_normalised() => {
+                (RetrievalHead::Knn, "the embeddings are normalised, and GeoCLIP's are not".to_owned())
+            }
+            DataHead::Geoclip => (RetrievalHead::Geoclip, "the manifest says that these are CLIP features".to_owned()),
+            DataHead::Unknown => {
+                (RetrievalHead::Geoclip, format!("the embeddings have {width} numbers, as GeoCLIP's have"))
+            }
+        }
+    }
+}
+
 /// Checks that a head can be used with the data. The error says why the head cannot be used and, in most cases, names a
 /// head that can.
 pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), RetrievalError> {
@@ -53,7 +83,8 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
     };
     let knn = "set retrieval.head = \"knn\", which takes any embedding";
     match (head, data.image_head) {
-        (RetrievalHead::Knn, _) => Ok(()),
+        // "auto" stands for a head that can be used.
+        (RetrievalHead::Auto | RetrievalHead::Knn, _) => Ok(()),
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",
             "its photos are simulated, but GeoCLIP's image head takes only CLIP features; set \
@@ -67,7 +98,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
             refuse("geoclip", reason)
         }
         (RetrievalHead::Geoclip, _) => match data.mean_length {
-            Some(length) if (length - 1.0).abs() < UNIT_LENGTH_SLACK => refuse(
+            Some(length) if data.is_normalised() => refuse(
                 "geoclip",
                 format!(
                     "its embeddings have mean length {length:.3}, so they seem to be normalised, but GeoCLIP's image \

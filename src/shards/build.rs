@@ -14,7 +14,7 @@ use locdiff_core::config::{OnBadRows, ShardsConfig};
 use locdiff_core::tables::{ColumnNames, Matrix, TableError, TableReader, TableRow};
 use twox_hash::XxHash3_128;
 
-use super::error::ShardsError;
+use super::error::{SKIP_ADVICE, ShardsError};
 use super::format::{ImageHead, Manifest, ShardWriter, WriterOptions, WriterRows, first_not_finite};
 
 /// Number of rows to read at a time.
@@ -151,6 +151,9 @@ fn usable_rows(
             Err(error @ TableError::Row { .. }) if inputs.config.on_bad_rows == OnBadRows::Skip => {
                 skipped.count += 1;
                 skipped.first_reason.get_or_insert_with(|| error.to_string());
+            }
+            Err(TableError::Row { path, row, reason }) => {
+                return Err(TableError::Row { path, row, reason: format!("{reason}; {SKIP_ADVICE}") });
             }
             Err(error) => return Err(error),
         }

@@ -6,6 +6,9 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::FileError;
 use locdiff_core::tables::TableError;
 
+/// The end of an error message about a bad row.
+pub(super) const SKIP_ADVICE: &str = "set shards.on_bad_rows = \"skip\" to leave out such rows";
+
 /// A location in the data, printed at the start of error messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spot {
@@ -52,7 +55,7 @@ impl std::fmt::Display for Spot {
 #[derive(Debug, thiserror::Error)]
 pub enum ShardsError {
     /// There are no shards at the location.
-    #[error("no shards at {location}: {reason}{}", suggestion(location))]
+    #[error("no shards at {location}: {reason}")]
     Missing {
         /// The path, glob or URL that was searched.
         location: String,
@@ -63,6 +66,14 @@ pub enum ShardsError {
     #[error("{spot}: {reason}")]
     Bad {
         /// Where the problem is.
+        spot: Box<Spot>,
+        /// What was found and what was wanted.
+        reason: String,
+    },
+    /// A row has bad values.
+    #[error("{spot}: {reason}; {}", SKIP_ADVICE)]
+    BadRow {
+        /// Where the row is.
         spot: Box<Spot>,
         /// What was found and what was wanted.
         reason: String,
@@ -120,6 +131,15 @@ impl ShardsError {
         Self::Corrupt { spot: Box::new(spot), reason: reason.into() }
     }
 
+    /// If this error says that shards are missing, adds the configuration field that their location comes from.
+    #[must_use]
+    pub fn of_field(self, field: &str) -> Self {
+        match self {
+            Self::Missing { location, reason } => Self::Missing { location: format!("{location} ({field})"), reason },
+            other => other,
+        }
+    }
+
     /// Builds a [`ShardsError::Io`] for a path.
     pub(crate) fn io(path: impl Into<PathBuf>, error: std::io::Error) -> Self {
         Self::Io(FileError { path: path.into(), error })
@@ -130,7 +150,7 @@ impl HasExitCode for ShardsError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Missing { .. } => ExitCode::NoData,
-            Self::Bad { .. } => ExitCode::BadData,
+            Self::Bad { .. } | Self::BadRow { .. } => ExitCode::BadData,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Changed { .. } => ExitCode::DataChanged,
             Self::Io(_) => ExitCode::Io,
@@ -152,15 +172,6 @@ impl HasExitCode for ShardsError {
             _ => None,
         }
     }
-}
-
-/// Suggests a command that makes shards at `location`. Returns an empty text for URLs and globs, because `shards
-/// simulate` can write only to a local folder.
-fn suggestion(location: &str) -> String {
-    if location.contains("://") || location.contains(['*', '?', '[']) {
-        return String::new();
-    }
-    format!("; to make simulated shards, run `locdiff-launch shards simulate --out {location}`")
 }
 
 crate::native::from_torch!(ShardsError);

@@ -41,6 +41,7 @@ pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, S
         files: dataset.file_count(),
         row_groups: rows.len(),
         row_group_rows: (rows.iter().copied().min().unwrap_or(0), rows.iter().copied().max().unwrap_or(0)),
+        columns: dataset.column_names(),
         width: dataset.width(),
         views: dataset.views(),
         manifest: manifest.is_some(),

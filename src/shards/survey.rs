@@ -33,7 +33,7 @@ impl Survey {
         let mut skipped: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for bad in bad_rows {
             if config.on_bad_rows == OnBadRows::Error {
-                return Err(ShardsError::bad(bad.spot, bad.reason));
+                return Err(ShardsError::BadRow { spot: Box::new(bad.spot), reason: bad.reason });
             }
             skipped.entry(bad.block).or_default().push(bad.row);
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
 
 use locdiff_core::config::OnBadRows;
-use locdiff_core::exit_code::HasExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::Problem;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
@@ -102,6 +102,21 @@ fn add_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem
     if problems.len() < PROBLEMS_MAX && !seen.contains(&problem.message) {
         seen.push(problem.message.clone());
         problems.push(problem);
+    }
+}
+
+impl Dataset {
+    /// Forgets the identifiers if their column was found by a common name, such as `path`, and one of them is null or
+    /// not unique. Row numbers then replace them. Returns a message about this; `None` if nothing was forgotten.
+    pub fn forget_ambiguous_ids(&mut self) -> Option<String> {
+        if !self.files.iter().any(|file| file.is_id_guessed) {
+            return None;
+        }
+        let mut problems = Vec::new();
+        check_ids(self, &mut problems);
+        let first = problems.into_iter().find(|problem| problem.exit_code == ExitCode::BadData.code())?;
+        self.files.iter_mut().for_each(|file| file.id = None);
+        Some(format!("{}; row numbers are the identifiers (set shards.id_column to use another column)", first.message))
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// Creates the encoder for `device`. If `device` is a GPU, it must be the current device.
+    /// Prepares to encode points on `device`. If `device` is a GPU, it must be the current device.
     pub(super) fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };

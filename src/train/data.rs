@@ -56,7 +56,7 @@ impl TrainingData {
         bookmark: Option<&Bookmark>,
     ) -> Result<Self, TrainError> {
         let world = ranks.world().with_timeout(WATCHED_BY_LAUNCHER);
-        let mut dataset = open_together(&config.shards.train, config, &world)?;
+        let mut dataset = open_together("shards.train", &config.shards.train, config, &world)?;
         let width = checked_width(config, &dataset)?;
         let findings = find_on_rank_0(&world, || survey(config, &mut dataset, is_new, bookmark))?;
         dataset.expect_contents(findings.contents.clone())?;
@@ -120,16 +120,18 @@ fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainErro
 /// Opens the validation rows on every rank of `group`. The mask lists the rows that are left out.
 pub(super) fn open_validation(config: &RunConfig, group: &Group) -> Result<(Dataset, Mask), TrainError> {
     let group = group.with_timeout(WATCHED_BY_LAUNCHER);
-    let dataset = open_together(&config.shards.validation, config, &group)?;
+    let dataset = open_together("shards.validation", &config.shards.validation, config, &group)?;
     let skipped = find_on_rank_0(&group, || Ok(Mask::for_config(&dataset, &config.shards)?.into_skipped()))?;
     let mask = Mask::new(skipped, dataset.block_rows())?;
     Ok((dataset, mask))
 }
 
-/// Opens a data set on every rank of `world`. Rank 0 lists the files, reads the footers and broadcasts the result.
-fn open_together(location: &str, config: &RunConfig, world: &Group) -> Result<Dataset, TrainError> {
+/// Opens the data set at `location` on every rank of `world`. Rank 0 lists the files, reads the footers and broadcasts
+/// the result. `field` is the configuration field that the location comes from.
+fn open_together(field: &str, location: &str, config: &RunConfig, world: &Group) -> Result<Dataset, TrainError> {
+    let read = || DatasetIndex::read(location, &config.shards).map_err(|error| error.of_field(field));
     let index = match world.rank() {
-        0 => Some(DatasetIndex::read(location, &config.shards)?.to_bytes()?),
+        0 => Some(read()?.to_bytes()?),
         _ => None,
     };
     let index = DatasetIndex::from_bytes(&broadcast_bytes(world, index)?)?;
@@ -156,7 +158,7 @@ fn survey(
     Ok(SurveyFindings { skipped: mask.into_skipped(), statistics, kept, contents })
 }
 
-/// An f32 tensor from the bits of f64 values.
+/// Decodes f64 values from their bit patterns and converts them to an f32 tensor.
 fn f32_tensor(bits: Vec<u64>) -> Result<Tensor, TrainError> {
     let numbers: Vec<f64> = bits.into_iter().map(f64::from_bits).collect();
     Ok(Tensor::f_from_slice(&numbers)?.f_to_kind(Kind::Float)?)

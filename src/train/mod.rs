@@ -10,6 +10,7 @@
 //! - `replicas`: finds ranks whose bits differ from those of their peers.
 //! - `schedule`: learning rate and decay of the weight average, as functions of the step.
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
+//! - `summary`: logs the sizes of the model and the data before the first step.
 //! - `quick`: evaluates the averaged weights on the validation rows during training.
 //! - `faults`: injects faults.
 //! - `observe`: reports from rank 0 to TensorBoard and the launcher, with `meter` (speed and memory of the device),
@@ -30,6 +31,7 @@ mod run;
 mod saved;
 mod schedule;
 mod step;
+mod summary;
 mod work;
 
 pub use error::TrainError;

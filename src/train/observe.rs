@@ -14,7 +14,7 @@ use locdiff_core::metrics::THRESHOLDS_KM;
 use locdiff_core::protocol::{
     Goodput, InjectedFault, Method, Progress, QuickEvaluation, TimeBefore, ToLauncher, TrainJob,
 };
-use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard};
+use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard, board_folder};
 use serde_json::Value as Json;
 
 use super::codes::Codes;
@@ -57,7 +57,7 @@ impl Observer {
     /// An observer for a run that is at `step`. Only rank 0 has a `meter`.
     pub(super) fn new(job: &TrainJob, step: u64, meter: Option<Meter>, workers: u32) -> Self {
         let board = meter.map(|meter| {
-            let (folder, shown) = (job.run_dir.join("tensorboard"), hyperparameters(&job.config, workers));
+            let (folder, shown) = (board_folder(&job.run_dir), hyperparameters(&job.config, workers));
             (SteadyBoard::open(folder, step, shown, as_markdown(&job.config)), meter)
         });
         Self {

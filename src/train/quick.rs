@@ -74,7 +74,12 @@ impl Quick {
                 distances_km[self.rows] = 1.0;
                 break;
             }
-            let watch = |t: usize, predicted_nd: &Tensor| {
+            let watch = |t: usize, x_nd: &Tensor, predicted_nd: &Tensor| {
+                if place == 0 && seen.chain.is_empty() {
+                    // The noise at which the chain starts. Its timestep is one more than the timestep of the
+                    // first sampler step.
+                    seen.chain.push((t + 1, duplicate(&x_nd.f_narrow(0, 0, 1)?)?));
+                }
                 if place == 0 {
                     seen.chain.push((t, duplicate(&predicted_nd.f_narrow(0, 0, 1)?)?));
                 }

@@ -17,6 +17,7 @@ use super::observe::{Launcher, Meter, Observer, SendMessage};
 use super::quick::Quick;
 use super::replicas::flip_bit;
 use super::step::{StepOptions, StepOutcome, Trainer};
+use super::summary;
 use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
 use crate::comm::Communicator;
 use crate::infer::{Saved, SavedState};
@@ -156,15 +157,7 @@ impl<'a> Training<'a> {
         let meter = Meter::new(config, &trainer, ranks);
         let (batches, cache) = data.batches(config, ranks, start)?;
         if is_first {
-            let (plan, views) = (&data.plan, data.plan.layout().views);
-            let (rows, steps) = (plan.rows(), plan.steps());
-            let tail = match (plan.dropped_rows(), plan.padded_rows()) {
-                (0, 0) => String::new(),
-                (dropped, 0) => format!(" and leaves out {dropped} rows"),
-                (_, padded) => format!(" and repeats {padded} rows"),
-            };
-            tracing::info!("{rows} rows with {views} views each from {}: {cache}", config.shards.train);
-            tracing::info!("an epoch has {steps} steps{tail}");
+            summary::log(config, &data, ranks, &cache);
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
         let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);

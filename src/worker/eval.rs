@@ -24,8 +24,16 @@ pub(super) fn run(job: &EvalJob, control: &mut Control, slot: &WorkerSlot) -> Re
 }
 
 /// Embeds the gallery, once for all workers.
-pub(super) fn embed_gallery(job: &EvalJob, slot: &WorkerSlot) -> Result<GalleryEmbedded, JobError> {
-    Ok(GalleryEmbedded { points: locate::embed_gallery(job, slot)? })
+pub(super) fn embed_gallery(
+    job: &EvalJob,
+    control: &mut Control,
+    slot: &WorkerSlot,
+) -> Result<GalleryEmbedded, JobError> {
+    let progress = |points: usize, of_points: usize| {
+        // Ignore a failed send: if the launcher is gone, sending the result fails too.
+        let _ = control.send(&ToLauncher::Embedded { points: points as u64, of_points: of_points as u64 });
+    };
+    Ok(GalleryEmbedded { points: locate::embed_gallery(job, slot, progress)? })
 }
 
 /// Writes the columns id, lat and lon of the usable test rows to the Parquet file `out`, in row order.

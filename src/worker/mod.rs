@@ -76,7 +76,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             train(&job, meeting.attempt, control, &messages, ranks)?.into()
         }
         Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
-        Job::Gallery(job) => eval::embed_gallery(&job, &slot)?.into(),
+        Job::Gallery(job) => eval::embed_gallery(&job, control, &slot)?.into(),
         Job::BenchShdd => bench_shdd::run(&slot)?.into(),
         Job::Perturbation { points } => perturbation::run(points, &slot)?.into(),
     };

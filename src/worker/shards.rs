@@ -50,9 +50,9 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
             summary(manifest, out, skipped, start).into()
         }
         ShardsJob::GeoclipImport { wheel, out, overwrite } => {
-            let manifest = geoclip::import(wheel, out, *overwrite).map_err(JobError::from)?;
+            let (manifest, written) = geoclip::import(wheel, out, *overwrite).map_err(JobError::from)?;
             let (source, files) = (manifest.source, manifest.files);
-            GeoclipImported { out: out.clone(), source, files, seconds: start.elapsed().as_secs_f64() }.into()
+            GeoclipImported { out: out.clone(), source, files, written, seconds: start.elapsed().as_secs_f64() }.into()
         }
     })
 }
@@ -61,7 +61,10 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
 /// plan for the requested number of epochs.
 fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Verified, JobError> {
     replay.check()?;
-    let dataset = Dataset::open(location, config)?;
+    let mut dataset = Dataset::open(location, config)?;
+    if let Some(message) = dataset.forget_ambiguous_ids() {
+        tracing::warn!("{message}");
+    }
     let (problems, mask) = shards::verify(&dataset, config.on_bad_rows)?;
     let (skipped_rows, skipped) = (mask.count(), mask.describe(&dataset));
     let plan = match replay.epochs {

@@ -67,6 +67,13 @@ start = receive()["start"]
 if MODE == "crash":
     print("about to crash", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
+if MODE == "talk":
+    print(f"2026-11-16T10:00:00.00000{RANK + 1}Z  WARN slow disk", file=sys.stderr, flush=True)
+    print(f"2026-11-16T10:00:00.00000{RANK + 2}Z  INFO ready", file=sys.stderr, flush=True)
+if MODE == "fail-loudly":
+    print("2026-11-16T10:00:00.000001Z ERROR another thing", file=sys.stderr, flush=True)
+    print("2026-11-16T10:00:00.000002Z ERROR no such thing", file=sys.stderr, flush=True)
+    fail("no such thing", 20, "final")
 if MODE == "fail":
     fail("no such thing", 14, "crash")
 if MODE == "outage" or MODE == "outage-twice" and start["meeting"]["attempt"] < 2:

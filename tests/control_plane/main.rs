@@ -3,6 +3,7 @@
 
 mod command_line;
 mod eval;
+mod first_hour;
 mod gang;
 mod perturbation;
 #[path = "../data_plane/python_support.rs"]

@@ -236,18 +236,21 @@ fn unwritable_run_folder_is_named() {
 }
 
 #[test]
-fn newest_run_is_the_last_one_written() {
+fn newest_run_is_the_last_one_written_that_has_a_checkpoint() {
     let home = Home::new();
     assert_eq!(newest_run(home.dir()).expect_err("there are no runs").exit_code(), ExitCode::NoData);
     assert_eq!(newest_run(&home.dir().join("none")).expect_err("there are no runs").exit_code(), ExitCode::NoData);
-    for (name, second) in [("a", 30), ("b", 20), ("c", 10)] {
+    for (name, second) in [("a", 30), ("b", 20), ("c", 10), ("without", 40)] {
         RunFolder::open(Files::real(), home.dir(), name, &home.config).expect("the run can be opened");
         let path = home.dir().join(name).join("config.toml");
         let file = std::fs::File::options().write(true).open(path).expect("the run has a configuration");
         let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(second);
         file.set_modified(time).expect("the test owns the file");
     }
-    std::fs::create_dir(home.dir().join("d")).expect("the parent folder exists");
+    assert!(newest_run(home.dir()).expect_err("no run has a checkpoint").to_string().contains("(runs without one: 4)"));
+    for folder in ["a/step-00000001", "b/step-00000001", "c/step-00000001", "d"] {
+        std::fs::create_dir(home.dir().join(folder)).expect("the parent folder exists");
+    }
     assert_eq!(newest_run(home.dir()).expect("the folder contains runs"), home.dir().join("a"));
     std::fs::write(home.dir().join("b/latest"), "step-00000001\n").expect("the test folder is writable");
     assert_eq!(newest_run(home.dir()).expect("the folder contains runs"), home.dir().join("b"));

@@ -35,7 +35,8 @@ pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize,
     stage.run(&line).exits_with(ExitCode::Success);
 }
 
-fn embedding(row: usize, view: usize) -> impl Iterator<Item = f32> {
+/// The embedding of a row in a view.
+pub(crate) fn embedding(row: usize, view: usize) -> impl Iterator<Item = f32> {
     let (latitude, longitude) = place(row);
     let (phi, lambda) = (latitude.to_radians(), longitude.to_radians());
     let direction = [phi.cos() * lambda.cos(), phi.cos() * lambda.sin(), phi.sin()];

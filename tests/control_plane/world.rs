@@ -18,7 +18,15 @@ fn weights_are_imported_and_photos_simulated() {
     let import = format!("geoclip import --json --device cpu --wheel {}", wheel.display());
     let imported = stage.run(&import);
     assert_eq!(imported.exits_with(ExitCode::Success).json()["out"], "shards/geoclip");
+    assert_eq!(imported.json()["written"], true);
+    let again = stage.run(&import);
+    again.exits_with(ExitCode::Success).stderr_has("shards/geoclip already has these weights");
+    assert_eq!(again.json()["written"], false);
+    let gallery = stage.path().join("shards/geoclip/gallery.csv");
+    let whole = std::fs::read_to_string(&gallery).expect("the gallery was imported");
+    std::fs::write(&gallery, &whole[1..]).expect("the test folder is writable");
     stage.run(&import).exits_with(ExitCode::Exists).stderr_has("--overwrite");
+    std::fs::write(&gallery, whole).expect("the test folder is writable");
     std::fs::write(stage.path().join("bad.whl"), "PK").expect("the test folder is writable");
     stage
         .run("geoclip import --out other --wheel bad.whl --device cpu")

@@ -1,6 +1,9 @@
 //! Configuration errors, collected and reported together.
 
 use std::fmt;
+use std::ops::{Bound, RangeBounds};
+
+use toml::Value;
 
 /// One error in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +44,41 @@ fn lines(errors: &[ConfigError]) -> String {
     }
 }
 
+/// Says in plain words why `value` does not have the type of a field. `default` is the field's default, and `reason` is
+/// the parser's message.
+pub(super) fn wanted(default: Option<&Value>, value: &Value, reason: &str) -> String {
+    if reason.contains("wanted") {
+        return if reason.starts_with("got") { reason.to_owned() } else { format!("got {value}, {reason}") };
+    }
+    let wanted = match default {
+        Some(Value::Integer(_)) => match value {
+            Value::Integer(number) if *number < 0 => "a whole number, 0 or above",
+            Value::Integer(_) => "a smaller whole number",
+            _ => "a whole number",
+        },
+        Some(Value::Float(_)) => "a number",
+        Some(Value::Boolean(_)) => "true or false",
+        Some(Value::Array(_)) => "a list of numbers, such as [1, 25, 200]",
+        // The parser lists the names that the field accepts, each in backquotes.
+        Some(Value::String(_)) if reason.contains("expected") && reason.contains("variant") => {
+            let names = reason.split_once("expected").map_or("", |(_, names)| names);
+            let quoted: Vec<String> = names.split('`').skip(1).step_by(2).map(|name| format!("\"{name}\"")).collect();
+            return format!("got {value}, wanted {}", either(&quoted));
+        }
+        _ => "text in quotes",
+    };
+    format!("got {value}, wanted {wanted}")
+}
+
+/// Joins alternatives: "a", "b" or "c".
+fn either(names: &[String]) -> String {
+    match names {
+        [] => "another value".to_owned(),
+        [only] => only.clone(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}
+
 /// Collects the errors that the checks of the sections find.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
@@ -53,13 +91,20 @@ impl Checker {
     }
 
     /// Records an error unless `value` is in `range`. NaN is in no range.
-    pub(super) fn within<T>(&mut self, key: &str, value: T, range: impl std::ops::RangeBounds<T> + fmt::Debug)
+    pub(super) fn within<T>(&mut self, key: &str, value: T, range: impl RangeBounds<T>)
     where
         T: PartialOrd + fmt::Display,
     {
-        if !range.contains(&value) {
-            self.push(key, format!("is {value}, wanted {range:?}"));
+        if range.contains(&value) {
+            return;
         }
+        let wanted = match (range.start_bound(), range.end_bound()) {
+            (Bound::Included(low), Bound::Included(high)) => format!("{low} to {high}"),
+            (Bound::Included(low), Bound::Excluded(high)) => format!("at least {low} and below {high}"),
+            (Bound::Included(low), Bound::Unbounded) => format!("{low} or above"),
+            _ => unreachable!("all ranges include their first value"),
+        };
+        self.push(key, format!("is {value}, wanted {wanted}"));
     }
 
     /// Records an error unless `value` is finite and above zero.

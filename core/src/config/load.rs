@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-use super::errors::Checker;
+use super::errors::{Checker, wanted};
 use super::{ConfigError, ConfigErrors, NO_CREDENTIALS, RunConfig, has_credentials, preset};
 
 /// One source of configuration values.
@@ -19,8 +19,10 @@ use super::{ConfigError, ConfigErrors, NO_CREDENTIALS, RunConfig, has_credential
 pub enum Layer {
     /// A built-in preset, by name.
     Preset(String),
-    /// A TOML file.
+    /// A TOML file. If its key `preset` names a preset, the file builds on that preset.
     File(PathBuf),
+    /// A TOML file that builds on the preset with this name, unless its key `preset` names another one.
+    FileOver(PathBuf, String),
     /// The argument of `--set`: `key=value`.
     Set(String),
     /// A command-line flag that sets one key.
@@ -78,6 +80,12 @@ impl Resolved {
     }
 }
 
+/// Key with which a file names the preset that it builds on. With the value "", the file builds on the defaults.
+pub(super) const PRESET_KEY: &str = "preset";
+
+/// Why a preset is refused in a later layer.
+const LATE_PRESET: &str = "only the first --config may be or name a preset; it would replace values of earlier files";
+
 /// Size limit of a configuration file, bytes. Larger files are refused without being read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -97,10 +105,20 @@ static DEFAULTS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
 
 /// Merges the layers and checks the result. The error lists all problems that were found.
 pub fn load(layers: &[Layer]) -> Result<Resolved, ConfigErrors> {
+    load_where(layers, |_| true)
+}
+
+/// Like [`load`], but looks for values out of range and for contradictions only in `sections`, the sections that a
+/// command uses. Names and types are checked in all sections.
+pub fn load_for(layers: &[Layer], sections: &[&str]) -> Result<Resolved, ConfigErrors> {
+    load_where(layers, |section| sections.contains(&section))
+}
+
+fn load_where(layers: &[Layer], is_used: impl Fn(&str) -> bool) -> Result<Resolved, ConfigErrors> {
     let mut errors = Vec::new();
     let mut chosen: BTreeMap<String, (Value, ValueOrigin)> = BTreeMap::new();
-    for layer in layers {
-        match read_layer(layer) {
+    for (index, layer) in layers.iter().enumerate() {
+        match read_layer(layer, index == 0) {
             Ok(found) => {
                 for (key, value, origin) in found {
                     match check_leaf(&key, value, &origin) {
@@ -116,25 +134,25 @@ pub fn load(layers: &[Layer]) -> Result<Resolved, ConfigErrors> {
     let origins: BTreeMap<_, _> = chosen.into_iter().map(|(key, (_, origin))| (key, origin)).collect();
     let mut checker = Checker::default();
     config.check(&mut checker);
-    errors.extend(checker.found.into_iter().map(|(key, message)| {
+    let found = checker.found.into_iter().filter(|(key, _)| is_used(key.split('.').next().unwrap_or_default()));
+    errors.extend(found.map(|(key, message)| {
         let origin = origins.get(&key).unwrap_or(&ValueOrigin::Default).to_string();
         ConfigError { key, origin, message }
     }));
     if errors.is_empty() { Ok(Resolved { config, origins }) } else { Err(ConfigErrors(errors)) }
 }
 
-/// The values of one layer.
-fn read_layer(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
+/// The values of one layer. Only the first layer may be or name a preset, because a preset in a later layer would
+/// replace values of earlier files.
+fn read_layer(layer: &Layer, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
     match layer {
+        Layer::Preset(name) if !is_first => Err(file_error(name, LATE_PRESET.to_owned())),
         Layer::Preset(name) => match preset(name) {
             Some(preset) => parse(preset.toml, &format!("preset {name}")),
             None => Err(file_error(name, format!("no preset has this name; presets: {}", preset_names()))),
         },
-        Layer::File(path) => {
-            let name = path.display().to_string();
-            let text = read(path).map_err(|error| file_error(&name, error))?;
-            parse(&text, &name)
-        }
+        Layer::File(path) => read_file(path, "", is_first),
+        Layer::FileOver(path, preset) => read_file(path, preset, is_first),
         Layer::Set(typed) => {
             let (key, value) =
                 typed.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| ConfigError {
@@ -153,6 +171,31 @@ fn read_layer(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
         }
         Layer::Flag { flag, key, value } => Ok(vec![((*key).to_owned(), value.clone(), ValueOrigin::Flag(flag))]),
     }
+}
+
+/// The values of the preset that a file builds on, followed by the file's own values. A file that names no preset
+/// builds on the preset `fallback`, or on the defaults if `fallback` is "".
+fn read_file(path: &Path, fallback: &str, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
+    let name = path.display().to_string();
+    let text = read(path).map_err(|error| file_error(&name, error))?;
+    let mut found = parse(&text, &name)?;
+    let named = found.iter().position(|(key, ..)| key == PRESET_KEY).map(|at| found.remove(at));
+    let base = match &named {
+        Some((key, _, origin)) if !is_first => {
+            return Err(ConfigError { key: key.clone(), origin: origin.to_string(), message: LATE_PRESET.to_owned() });
+        }
+        None => fallback,
+        Some((_, Value::String(base), _)) if base.is_empty() || preset(base).is_some() => base,
+        Some((key, got, origin)) => {
+            return Err(ConfigError {
+                key: key.clone(),
+                origin: origin.to_string(),
+                message: format!("is {got}, wanted a preset: {}, or \"\" for the defaults", preset_names()),
+            });
+        }
+    };
+    let Some(base) = preset(base) else { return Ok(found) };
+    Ok(parse(base.toml, &format!("preset {}", base.name))?.into_iter().chain(found).collect())
 }
 
 /// Reads a configuration file. Pipes, devices and very large files are refused without being read.
@@ -179,7 +222,9 @@ fn file_error(name: &str, message: String) -> ConfigError {
 fn parse(text: &str, source: &str) -> Result<Vec<Leaf>, ConfigError> {
     let malformed = |error: toml::de::Error| {
         let line = error.span().map_or(0, |span| line_of(text, span.start));
-        file_error(&format!("{source}:{line}"), format!("malformed TOML: {}", error.message()))
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        let advice = "`locdiff-launch config show` prints all fields as valid TOML";
+        file_error(&format!("{source}:{line}"), format!("malformed TOML: {message}; {advice}"))
     };
     let spans = DeTable::parse(text).map_err(malformed)?;
     let table: Table = toml::from_str(text).map_err(malformed)?;
@@ -231,7 +276,7 @@ fn join(prefix: &str, key: &str) -> String {
 
 /// Checks that the key exists, that its value has the right type, and that the value contains no credentials. Does not
 /// look at other fields. Returns the value, converted to a string if `--set` gave a number or boolean for a string
-/// field.
+/// field, and to an integer if a number such as `1e3` was given for an integer field.
 fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, ConfigError> {
     let fail = |message| ConfigError { key: key.to_owned(), origin: origin.to_string(), message };
     if !DEFAULTS.iter().any(|(known, _)| known == key) {
@@ -253,9 +298,29 @@ fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, Co
             return Ok(text);
         }
     }
-    let reason = error.message().lines().next().unwrap_or_default().to_owned();
-    Err(fail(if reason.contains("got") { reason } else { format!("got {value}: {reason}") }))
+    if let Value::Float(number) = value
+        && number.fract() == 0.0
+        && number.abs() < EXACT_BELOW
+    {
+        let whole = Value::Integer(number as i64);
+        if parse_alone(key, &whole).is_ok() {
+            return Ok(whole);
+        }
+    }
+    let default = DEFAULTS.iter().find(|(known, _)| known == key).map(|(_, default)| default);
+    // The field accepts only certain names, but the value is not text. Parse it as text, so that the parser's error
+    // lists the accepted names.
+    let error = match default {
+        Some(Value::String(_)) if !value.is_str() && !error.message().contains("wanted") => {
+            parse_alone(key, &Value::String(value.to_string())).err().unwrap_or(error)
+        }
+        _ => error,
+    };
+    Err(fail(wanted(default, &value, error.message().lines().next().unwrap_or_default())))
 }
+
+/// Every whole number below this limit (2⁵³) has an exact floating-point representation.
+const EXACT_BELOW: f64 = 9_007_199_254_740_992.0;
 
 fn parse_alone(key: &str, value: &Value) -> Result<(), toml::de::Error> {
     let mut table = Table::new();
@@ -300,6 +365,7 @@ fn assemble(chosen: &BTreeMap<String, (Value, ValueOrigin)>) -> RunConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CheckpointChoice;
     use super::*;
 
     fn set(text: &str) -> Layer {
@@ -336,7 +402,7 @@ mod tests {
             "6 errors",
             "model.degre: unknown field; did you mean model.degree?",
             "train.steps: got \"many\"",
-            "model.dropout: is 1.5, wanted 0.0..1.0 (from --set)",
+            "model.dropout: is 1.5, wanted at least 0 and below 1 (from --set)",
             "steps: unknown field; did you mean train.steps?",
             "loss: is a section",
             "nonsense: wanted key=value",
@@ -358,7 +424,29 @@ mod tests {
         assert!(load(&[set("loss.kl_weight=auto")]).is_ok());
         assert!(messages(&[set("loss.kl_weight=much")]).contains("got \"much\", wanted \"auto\" or a number"));
         assert!(messages(&[set("parallel.workers=-3")]).contains("parallel.workers"));
-        assert!(messages(&[set("parallel.workers=0")]).contains("is 0, wanted 1..=1024"));
+        assert!(messages(&[set("parallel.workers=0")]).contains("is 0, wanted 1 to 1024"));
+    }
+
+    #[test]
+    fn wrong_types_are_reported_in_plain_words() {
+        for (typed, part) in [
+            ("train.steps=many", "train.steps: got \"many\", wanted a whole number (from --set)"),
+            ("train.steps=1.5", "got 1.5, wanted a whole number"),
+            ("train.global_batch=-1", "got -1, wanted a whole number, 0 or above"),
+            ("train.global_batch=99999999999", "got 99999999999, wanted a smaller whole number"),
+            ("train.learning_rate=fast", "got \"fast\", wanted a number"),
+            ("eval.after_train=maybe", "got \"maybe\", wanted true or false"),
+            ("eval.thresholds_km=7", "got 7, wanted a list of numbers"),
+            ("parallel.device=gpu", "got \"gpu\", wanted \"auto\", \"cpu\" or \"cuda\""),
+            ("parallel.device=3", "got 3, wanted \"auto\", \"cpu\" or \"cuda\""),
+            ("eval.checkpoint=last", "got \"last\", wanted \"newest\", \"best\" or the step of a checkpoint"),
+            ("parallel.workers=-3", "got -3, wanted \"auto\" or a number in range"),
+        ] {
+            let text = messages(&[set(typed)]);
+            assert!(text.contains(part), "{typed}: {text}");
+        }
+        let found = load(&[set("train.steps=1e3"), set("eval.checkpoint=2e3")]).expect("both are whole numbers");
+        assert_eq!((found.config.train.steps, found.config.eval.checkpoint), (1000, CheckpointChoice::Step(2000)));
     }
 
     #[test]

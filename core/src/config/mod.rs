@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use auto::AutoOr;
 pub use credentials::{NO_CREDENTIALS, has_credentials};
 pub use errors::{ConfigError, ConfigErrors};
-pub use load::{Layer, Resolved, ValueOrigin, load};
+pub use load::{Layer, Resolved, ValueOrigin, load, load_for};
 pub use log::log_filter;
 pub use presets::{PRESETS, Preset, preset};
 #[cfg(feature = "schema")]

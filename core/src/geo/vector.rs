@@ -153,7 +153,8 @@ impl From<UnitVector> for Place {
         let [x, y, z] = vector.0;
         let latitude = Degrees(z.atan2(x.hypot(y)).to_degrees());
         let longitude = Degrees(y.atan2(x).to_degrees());
-        Self::new(latitude, longitude).expect("the latitude is between -90 and 90 degrees, because `hypot` is never negative")
+        Self::new(latitude, longitude)
+            .expect("the latitude is between -90 and 90 degrees, because `hypot` is never negative")
     }
 }
 

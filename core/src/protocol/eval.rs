@@ -130,8 +130,8 @@ pub struct EvalSummary {
 /// Result of [`Job::Gallery`](super::Job::Gallery): the embeddings of the gallery are stored on disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GalleryEmbedded {
-    /// Number of gallery points; `None` if no retrieval was requested, or if it was optional and the retrieval head
-    /// cannot use the embeddings of the data.
+    /// Number of gallery points. `None` if no retrieval was requested, or if the gallery is the training photos. Also
+    /// `None` if retrieval was optional and the retrieval head cannot use the embeddings of the data.
     pub points: Option<usize>,
 }
 

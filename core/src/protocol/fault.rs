@@ -1,6 +1,9 @@
 //! Faults that `train --inject` requests, to test how a run recovers.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::pulse::WorkPhase;
 
@@ -18,6 +21,12 @@ pub struct InjectedFault {
     /// The fault occurs just before this step, counted from 1. In a message to a running worker, 0 stands for the next
     /// step.
     pub step: u64,
+}
+
+impl fmt::Display for InjectedFault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} in rank {} before step {}", self.kind.name(), self.rank, self.step)
+    }
 }
 
 /// What happens when a fault is injected.
@@ -70,4 +79,27 @@ pub enum FaultKind {
     CorruptCheckpoint,
     /// A write of TensorBoard events by the rank fails with EIO.
     TensorboardEio,
+}
+
+impl FaultKind {
+    /// The name of the kind, such as `corrupt-checkpoint`.
+    fn name(self) -> String {
+        match serde_json::to_value(self) {
+            Ok(Value::String(name)) => name,
+            Ok(Value::Object(fields)) => fields.keys().next().cloned().unwrap_or_default(),
+            _ => String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_is_described_in_plain_words() {
+        let text = |kind| InjectedFault { kind, rank: 1, step: 7 }.to_string();
+        assert_eq!(text(FaultKind::CorruptCheckpoint), "corrupt-checkpoint in rank 1 before step 7");
+        assert_eq!(text(FaultKind::Exit { code: 3 }), "exit in rank 1 before step 7");
+    }
 }

@@ -43,7 +43,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -222,6 +222,13 @@ pub enum ToLauncher {
     Parts(PartsWritten),
     /// Rows of an evaluation, with the locations that this worker found.
     Located(LocatedRows),
+    /// Progress of embedding the gallery of an evaluation.
+    Embedded {
+        /// Number of gallery points embedded so far.
+        points: u64,
+        /// Number of all gallery points.
+        of_points: u64,
+    },
     /// The job succeeded. The worker exits after this message.
     Result(Box<JobResult>),
     /// The job failed. The worker exits after this message.

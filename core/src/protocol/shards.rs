@@ -247,6 +247,9 @@ pub struct Inspection {
     pub row_groups: usize,
     /// Smallest and largest number of rows in a row group.
     pub row_group_rows: (u32, u32),
+    /// Names that the columns have in the first file. The keys are `embedding`, `latitude`, `longitude` and, if there
+    /// is an id column, `id`.
+    pub columns: BTreeMap<String, String>,
     /// Width of an embedding.
     pub width: usize,
     /// Embeddings per row.
@@ -290,12 +293,14 @@ fn null_range_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f64,
 /// Result of `geoclip import`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GeoclipImported {
-    /// The new folder.
+    /// The folder.
     pub out: PathBuf,
     /// Description of where the files came from.
     pub source: String,
     /// Files in the folder, by name.
     pub files: BTreeMap<String, Written>,
+    /// Whether the folder was written; false if it already had these weights.
+    pub written: bool,
     /// Duration.
     pub seconds: f64,
 }

@@ -22,6 +22,6 @@ mod table;
 pub use error::TableError;
 pub use ids::id;
 pub use matrix::Matrix;
-pub use names::{ColumnNames, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, columns_named};
+pub use names::{ColumnNames, EMBEDDING_NAMES, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, columns_named};
 pub use reader::{TableReader, TableRow};
 pub use table::{Table, read, read_places};

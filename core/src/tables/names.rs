@@ -1,22 +1,49 @@
-//! The accepted names for columns of ids and coordinates. They are the same for all files.
+//! The accepted names for columns of ids, coordinates and embeddings. They are the same for all files.
 //!
 //! Column names are compared with the accepted names without regard to case. If several columns could hold ids, the
-//! column whose name comes first in [`ID_NAMES`] is used. If several columns could hold latitudes, or several could
-//! hold longitudes, this is an error, because any choice would be a guess.
+//! column whose name comes first in [`ID_NAMES`] is used. If several columns of a table could hold latitudes, or
+//! several could hold longitudes, this is an error, because any choice would be a guess.
 
 use std::path::Path;
 
 use super::error::TableError;
 
 /// Accepted names of the id column, in order of preference.
-pub const ID_NAMES: &[&str] =
-    &["id", "path", "image_id", "img_id", "image", "img", "filename", "file_name", "file", "name"];
+pub const ID_NAMES: &[&str] = &[
+    "id",
+    "image_id",
+    "img_id",
+    "image_path",
+    "path",
+    "photo_id",
+    "filename",
+    "file_name",
+    "file",
+    "name",
+    "key",
+    "image",
+    "img",
+];
 
 /// Accepted names of the latitude column (degrees).
 pub const LATITUDE_NAMES: &[&str] = &["lat", "latitude"];
 
 /// Accepted names of the longitude column (degrees).
 pub const LONGITUDE_NAMES: &[&str] = &["lon", "lng", "long", "longitude"];
+
+/// Accepted names of the embedding column of Parquet files that are used as shards, in order of preference.
+pub const EMBEDDING_NAMES: &[&str] = &[
+    "embedding",
+    "embeddings",
+    "clip",
+    "clip_embedding",
+    "image_embedding",
+    "image_features",
+    "features",
+    "feature",
+    "vector",
+    "emb",
+];
 
 /// Column names from the configuration, such as `shards.id_column`. A configured name must match exactly, with one
 /// exception: if it is the default (the first of the accepted names) and no column has exactly this name, any accepted

@@ -22,6 +22,14 @@ use super::resume::{PREFIX, event_files, trim};
 use crate::draw::Picture;
 use crate::files::FileError;
 
+/// The folder of a run's event files. The files are in the folder of the run itself, because TensorBoard names a run
+/// after the folder of its files. If the run has a folder `tensorboard`, which older versions created, the files
+/// are in that folder.
+pub fn board_folder(run: &Path) -> PathBuf {
+    let own = run.join("tensorboard");
+    if own.exists() { own } else { run.to_owned() }
+}
+
 /// A value that TensorBoard can show under a tag.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {

@@ -23,7 +23,7 @@ mod record;
 mod resume;
 mod steady;
 
-pub use board::{Board, Value};
+pub use board::{Board, Value, board_folder};
 pub use error::BoardError;
 pub use histogram::Histogram;
 pub use hparams::{Hyperparameter, Hyperparameters};

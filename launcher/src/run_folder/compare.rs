@@ -30,6 +30,13 @@ pub(super) struct Differences {
     pub(super) allowed: Vec<String>,
 }
 
+impl Differences {
+    /// Whether the configurations are equal.
+    pub(super) fn is_empty(&self) -> bool {
+        self.refused.is_empty() && self.allowed.is_empty()
+    }
+}
+
 /// Compares two configurations field by field.
 pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
     let (was, is) = (leaves(was), leaves(is));

@@ -77,8 +77,8 @@ impl RunLock {
                 };
                 Err(reported!(
                     RunHeld,
-                    "{} is held by another launcher ({holder}); wait until it ends, or use another run with \
-                     `--run NAME`",
+                    "{} is held by another launcher ({holder}); wait until it ends, or train another run with \
+                     `--run NAME` or `train --new`",
                     run.display()
                 ))
             }

@@ -1,12 +1,10 @@
-//! Names of runs, checkpoint folders and files, and the search for the newest run.
+//! Names of runs, checkpoint folders and files.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, Utc};
 use locdiff_core::protocol::step_name;
-
-use crate::error::{LaunchError, reported};
 
 /// Name of the file with the run's resolved configuration.
 pub const CONFIG: &str = "config.toml";
@@ -64,37 +62,6 @@ pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
     let numbered = (1_u32..).map(|number| folder.join(format!("{name}.{number}")));
     let mut candidates = std::iter::once(folder.join(name)).chain(numbered);
     candidates.find(|path| path.symlink_metadata().is_err()).expect("one of four billion names is free")
-}
-
-/// The run in `dir` whose configuration or newest checkpoint was written last.
-pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
-    let none = || {
-        let dir = dir.display();
-        reported!(NoData, "no runs in {dir}; create one with `locdiff-launch train`, or give the folder of a run")
-    };
-    let io = LaunchError::at(dir);
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none()),
-        entries => entries.map_err(&io)?,
-    };
-    let mut newest: Option<(SystemTime, PathBuf)> = None;
-    for entry in entries {
-        let path = entry.map_err(&io)?.path();
-        if let Some(candidate) = written_at(&path).map(|time| (time, path))
-            && newest.as_ref().is_none_or(|newest| candidate > *newest)
-        {
-            newest = Some(candidate);
-        }
-    }
-    newest.map(|(_, path)| path).ok_or_else(none)
-}
-
-/// The time when the run's configuration or its file `latest` was written, whichever is later. `None` if the folder is
-/// not a run.
-fn written_at(run: &Path) -> Option<SystemTime> {
-    let modified = |name: &str| std::fs::metadata(run.join(name)).and_then(|found| found.modified()).ok();
-    let configured = modified(CONFIG)?;
-    Some(modified(LATEST).map_or(configured, |latest| latest.max(configured)))
 }
 
 #[cfg(test)]

@@ -38,7 +38,9 @@ const GONE_S: f64 = 2.0;
 pub enum RunState {
     /// A launcher trains the run.
     Running,
-    /// The run reached its last step.
+    /// The run reached its last step and is being evaluated.
+    Evaluating,
+    /// The run reached its last step, and its evaluation, if it has one, is done.
     Ended,
     /// The run failed.
     Failed,
@@ -53,11 +55,17 @@ impl RunState {
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
+            Self::Evaluating => "evaluating",
             Self::Ended => "ended",
             Self::Failed => "failed",
             Self::Interrupted => "interrupted",
             Self::Vanished => "vanished",
         }
+    }
+
+    /// Whether this state means that the launcher is still at work.
+    fn is_alive(self) -> bool {
+        matches!(self, Self::Running | Self::Evaluating)
     }
 }
 
@@ -128,8 +136,12 @@ impl RunStatus {
     /// tells whether a launcher with a given process id runs on this machine.
     pub fn state_at(&self, now: SystemTime, here: &str, is_alive: impl Fn(u32) -> bool) -> RunState {
         let age_s = self.age_s(now);
-        let is_gone = if self.host == here { age_s > GONE_S && !is_alive(self.pid) } else { age_s > VANISHED_S };
-        if self.state == RunState::Running && is_gone { RunState::Vanished } else { self.state }
+        // The file is not updated during an evaluation, so then its age does not show whether the launcher is gone.
+        let is_gone = match self.host == here {
+            true => self.state.is_alive() && age_s > GONE_S && !is_alive(self.pid),
+            false => self.state == RunState::Running && age_s > VANISHED_S,
+        };
+        if is_gone { RunState::Vanished } else { self.state }
     }
 
     /// Whether the status says that the run is running, but the file was not updated for some time.
@@ -156,7 +168,7 @@ impl StatusKeeper {
     /// launcher did not record how it ended, also returns the status that it left.
     pub fn new(run: &Path, steps: u64, global_batch: u32) -> (Self, Option<RunStatus>) {
         let before = RunStatus::read(run);
-        let vanished = before.clone().filter(|before| before.state == RunState::Running);
+        let vanished = before.clone().filter(|before| before.state.is_alive());
         let mut goodput = before.as_ref().map(|before| before.goodput).unwrap_or_default();
         goodput.lose(vanished.as_ref().map_or(0.0, |vanished| vanished.uncommitted_s));
         let status = RunStatus {
@@ -237,6 +249,18 @@ impl StatusKeeper {
         self.write();
     }
 
+    /// Records that training is done and the evaluation begins.
+    pub fn evaluating(&mut self) {
+        (self.status.state, self.status.seconds_left) = (RunState::Evaluating, Some(0.0));
+        self.write();
+    }
+
+    /// Records that the evaluation after training failed. `cause` is the first line of the error.
+    pub fn evaluation_failed(&mut self, state: RunState, cause: &str) {
+        (self.status.state, self.status.failure) = (state, Some(cause.to_owned()));
+        self.write();
+    }
+
     /// Records how the command ended.
     pub fn end(&mut self, state: RunState) {
         self.status.state = state;
@@ -246,6 +270,11 @@ impl StatusKeeper {
             self.clock.failed(self.began.elapsed());
         }
         self.write();
+    }
+
+    /// Whether a step was done, as far as this launcher knows. A worker that is at step 1 has not done it yet.
+    pub fn has_trained(&self) -> bool {
+        self.status.step > 0 || self.status.workers.iter().any(|worker| worker.step > 1)
     }
 
     /// How the run has spent its time so far.

@@ -1,17 +1,24 @@
 //! Output of the workers: joins identical lines for the terminal, and writes one log file of limited size per rank.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use tracing::Level;
+
+use crate::terminal::{log_line, not_repeated, split_line};
+
 /// How long a line waits for the same line from other ranks before it is shown.
 const WINDOW: Duration = Duration::from_millis(300);
 
 /// Largest number of lines that wait at the same time (see `WINDOW`). If more lines wait, the oldest are shown at once.
 const WAITING_MAX: usize = 64;
+
+/// Largest number of lines that are held back until the gang has ended.
+const HELD_MAX: usize = 256;
 
 /// When the middle of a log is removed, its newest lines are copied towards the beginning in pieces of this many bytes.
 const PIECE_BYTES: usize = 1 << 16;
@@ -25,6 +32,7 @@ pub(super) struct SharedLines {
 
 #[derive(Debug)]
 struct SharedLine {
+    level: Option<Level>,
     text: String,
     ranks: Vec<usize>,
     show_at: Instant,
@@ -37,12 +45,14 @@ impl SharedLines {
     }
 
     /// Takes a line that a rank wrote at the time `now`.
-    pub(super) fn add(&mut self, rank: usize, text: &str, now: Instant) {
-        let same = self.waiting.iter_mut().find(|line| line.text == text && !line.ranks.contains(&rank));
+    pub(super) fn add(&mut self, rank: usize, line: &str, now: Instant) {
+        let (level, text) = split_line(line);
+        let is_same = |line: &SharedLine| line.level == level && line.text == text && !line.ranks.contains(&rank);
+        let same = self.waiting.iter_mut().find(|line| is_same(line));
         match same {
             Some(line) => line.ranks.push(rank),
             None => {
-                let line = SharedLine { text: text.to_owned(), ranks: vec![rank], show_at: now + WINDOW };
+                let line = SharedLine { level, text: text.to_owned(), ranks: vec![rank], show_at: now + WINDOW };
                 self.waiting.push_back(line);
             }
         }
@@ -53,29 +63,85 @@ impl SharedLines {
         self.waiting.front().map(|line| line.show_at)
     }
 
-    /// Removes the lines that are due at the time `now`, and returns the text to show.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<String> {
+    /// Removes the lines that are due at the time `now`, and returns them.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<ShownLine> {
         let mut shown = Vec::new();
         while let Some(first) = self.waiting.front() {
             let is_whole = first.ranks.len() == self.ranks;
             if !(is_whole || now >= first.show_at || self.waiting.len() > WAITING_MAX) {
                 break;
             }
-            shown.extend(self.waiting.pop_front().map(SharedLine::shown));
+            shown.extend(self.waiting.pop_front().map(|line| line.shown(self.ranks)));
         }
         shown
     }
 
-    /// Removes all waiting lines and returns the text to show.
-    pub(super) fn all(&mut self) -> Vec<String> {
-        self.waiting.drain(..).map(SharedLine::shown).collect()
+    /// Removes all waiting lines and returns them.
+    pub(super) fn all(&mut self) -> Vec<ShownLine> {
+        self.waiting.drain(..).map(|line| line.shown(self.ranks)).collect()
     }
 }
 
 impl SharedLine {
-    fn shown(mut self) -> String {
+    /// The line as it is shown for a gang of `ranks` ranks. If there is only one rank, its number is left out.
+    fn shown(mut self, ranks: usize) -> ShownLine {
         self.ranks.sort_unstable();
-        format!("{}: {}", ranks_text(&self.ranks), self.text)
+        let text = if ranks == 1 { self.text } else { format!("[{}] {}", ranks_text(&self.ranks), self.text) };
+        ShownLine { level: self.level, text }
+    }
+}
+
+/// A line for the terminal.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ShownLine {
+    /// The level that the worker gave; `None` if a library wrote the line.
+    level: Option<Level>,
+    text: String,
+}
+
+impl ShownLine {
+    /// Writes the line to the terminal.
+    pub(super) fn show(&self) {
+        match self.level {
+            Some(level) => log_line(level, &self.text),
+            None => tracing::info!("{}", self.text),
+        }
+    }
+}
+
+/// The errors of a gang's workers. They are held back until the gang has ended, because the report of a failed gang
+/// repeats most of them.
+#[derive(Debug, Default)]
+pub(super) struct HeldErrors {
+    /// Rank and line, in the order of arrival.
+    lines: Vec<(usize, String)>,
+    /// Ranks whose newest line is held back.
+    open: BTreeSet<usize>,
+}
+
+impl HeldErrors {
+    /// Holds the line back if it is an error, or if it has no level and the previous line of the rank is held back. If
+    /// too many lines are held back already, does nothing. Returns whether the line is held back.
+    pub(super) fn hold(&mut self, rank: usize, line: &str) -> bool {
+        let belongs = split_line(line).0.map_or(self.open.contains(&rank), |level| level == Level::ERROR);
+        let is_held = belongs && self.lines.len() < HELD_MAX;
+        if is_held {
+            self.open.insert(rank);
+            self.lines.push((rank, line.to_owned()));
+        } else {
+            self.open.remove(&rank);
+        }
+        is_held
+    }
+
+    /// Removes all lines and returns those that `report` does not repeat. `ranks` is the number of ranks in the gang.
+    pub(super) fn take_unreported(&mut self, report: &str, ranks: usize) -> Vec<ShownLine> {
+        let (held, mut shared) = (std::mem::take(self), SharedLines::new(ranks));
+        for rank in 0..ranks {
+            let own = held.lines.iter().filter(|(of, _)| *of == rank).map(|(_, line)| line.as_str());
+            not_repeated(own, report).iter().for_each(|line| shared.add(rank, line, Instant::now()));
+        }
+        shared.all()
     }
 }
 
@@ -188,16 +254,48 @@ mod tests {
         lines.add(3, "hello", start + WINDOW / 2);
         assert!(lines.due(start + WINDOW / 2).is_empty(), "a line did not wait for the other ranks");
         assert_eq!(lines.deadline(), Some(start + WINDOW));
-        assert_eq!(lines.due(start + WINDOW), ["ranks 0, 2-3: hello"]);
-        assert_eq!(lines.all(), ["rank 3: only I", "rank 3: hello"]);
+        assert_eq!(texts(&lines.due(start + WINDOW)), ["[ranks 0, 2-3] hello"]);
+        assert_eq!(texts(&lines.all()), ["[rank 3] only I", "[rank 3] hello"]);
         for rank in 0..4 {
             lines.add(rank, "all", start);
         }
-        assert_eq!(lines.due(start), ["ranks 0-3: all"], "a line waited although every rank has written it");
+        assert_eq!(texts(&lines.due(start)), ["[ranks 0-3] all"], "a line waited although every rank has written it");
         for number in 0..=WAITING_MAX {
             lines.add(0, &number.to_string(), start);
         }
-        assert_eq!(lines.due(start), ["rank 0: 0"], "the number of waiting lines is not limited");
+        assert_eq!(texts(&lines.due(start)), ["[rank 0] 0"], "the number of waiting lines is not limited");
+    }
+
+    fn texts(lines: &[ShownLine]) -> Vec<&str> {
+        lines.iter().map(|line| line.text.as_str()).collect()
+    }
+
+    #[test]
+    fn lines_keep_their_level_and_lose_their_time_and_the_rank_of_an_only_worker() {
+        let start = Instant::now();
+        let mut lines = SharedLines::new(2);
+        lines.add(0, "2026-11-16T16:04:05.000001Z  WARN slow", start);
+        lines.add(1, "2026-11-16T16:04:05.000002Z  WARN slow", start);
+        assert_eq!(lines.all(), [ShownLine { level: Some(Level::WARN), text: "[ranks 0-1] slow".into() }]);
+        let mut lines = SharedLines::new(1);
+        lines.add(0, "from a library", start);
+        assert_eq!(lines.all(), [ShownLine { level: None, text: "from a library".into() }]);
+    }
+
+    #[test]
+    fn errors_are_held_back_and_shown_unless_the_report_repeats_them() {
+        let mut held = HeldErrors::default();
+        assert!(!held.hold(0, " INFO begins") && !held.hold(0, "from a library"));
+        assert!(held.hold(0, "ERROR bad data:") && held.hold(0, "  row 7") && held.hold(1, "ERROR peer closed"));
+        assert!(!held.hold(0, " INFO ends") && !held.hold(0, "from a library"));
+        assert_eq!(
+            texts(&held.take_unreported("worker rank 0 failed: bad data:\n  row 7", 2)),
+            ["[rank 1] peer closed"]
+        );
+        assert!(held.take_unreported("", 2).is_empty(), "a line was shown twice");
+        for number in 0..=HELD_MAX {
+            assert_eq!(held.hold(0, &format!("ERROR {number}")), number < HELD_MAX);
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! does not keep the supervisor from handling heartbeats and signals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
@@ -9,7 +10,7 @@ use locdiff_core::protocol::{Failure, PartsWritten, ToLauncher};
 use locdiff_core::pulse::Beat;
 use tokio::sync::mpsc;
 
-use super::logs::SharedLines;
+use super::logs::{HeldErrors, SharedLines, ShownLine};
 use crate::coordinator::GangEvent;
 use crate::error::LaunchError;
 use crate::pulses::TICK;
@@ -70,11 +71,13 @@ pub(super) struct Observations {
     queue: Backlog<Observation>,
     /// Number of items that the observer has handled.
     handled: AtomicU64,
+    /// The workers' errors that have not been shown yet.
+    held: Mutex<HeldErrors>,
 }
 
 impl Observations {
     pub(super) fn new() -> Self {
-        Self { queue: Backlog::new(LINES_BYTES_MAX), handled: AtomicU64::new(0) }
+        Self { queue: Backlog::new(LINES_BYTES_MAX), handled: AtomicU64::new(0), held: Mutex::default() }
     }
 
     pub(super) fn line(&self, rank: usize, line: String) {
@@ -99,6 +102,17 @@ impl Observations {
         self.queue.close();
     }
 
+    /// Shows the workers' errors that `report` does not repeat. `report` is the error of the gang.
+    pub(super) fn show_errors(&self, report: &str, ranks: usize) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.take_unreported(report, ranks).iter().for_each(ShownLine::show);
+    }
+
+    /// Holds the line back until the gang has ended, if it belongs to an error. Returns whether the line is held back.
+    fn hold(&self, rank: usize, line: &str) -> bool {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).hold(rank, line)
+    }
+
     /// Passes all items to the observer until the queue is closed; runs on the observer's thread. Sends an event to
     /// `failures` for each commit that failed. Drops `failures` at the end, which tells the supervisor that everything
     /// is handled.
@@ -111,11 +125,11 @@ impl Observations {
         let mut lines = SharedLines::new(ranks);
         loop {
             let next = self.queue.next(lines.deadline());
-            lines.due(Instant::now()).iter().for_each(|line| tracing::info!("{line}"));
+            lines.due(Instant::now()).iter().for_each(ShownLine::show);
             match next {
                 NextItem::Item(Observation::Line { rank, line }) => {
                     observer.line(rank, &line);
-                    if observer.shows_lines() {
+                    if observer.shows_lines() && !self.hold(rank, &line) {
                         lines.add(rank, &line, Instant::now());
                     }
                 }
@@ -141,7 +155,7 @@ impl Observations {
             }
             self.handled.fetch_add(1, Ordering::Relaxed);
         }
-        lines.all().iter().for_each(|line| tracing::info!("{line}"));
+        lines.all().iter().for_each(ShownLine::show);
     }
 }
 

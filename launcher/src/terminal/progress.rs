@@ -1,14 +1,19 @@
-//! Progress of training: a bar if stderr is a terminal, otherwise one line per report.
+//! Progress of training and evaluation: a bar if stderr is a terminal, otherwise lines.
 //!
 //! The remaining time is estimated from the pace since the first report of this attempt. So the estimate does not depend
 //! on earlier attempts or on the time that the workers took to start. Pure functions format the text.
 
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use locdiff_core::protocol::{Progress, QuickEvaluation};
+use tracing::Level;
 
-use super::streams::{BarState, LogWriter, draw};
+use super::log_lines::log_line;
+use super::streams::{BarState, draw};
+
+/// Shortest time between two lines that [`Display::count`] writes.
+const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The pace of an attempt, from which the remaining time is estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,12 +45,14 @@ pub struct Display {
     /// Whether a bar is drawn. It is drawn only if stderr is a terminal.
     has_bar: bool,
     pace: Pace,
+    /// When [`Display::count`] last wrote a line. Before its first line: when the display was created.
+    counted_at: Instant,
 }
 
 impl Display {
     /// Creates a display that shows nothing until the first report.
     pub(crate) fn new() -> Self {
-        Self { has_bar: io::stderr().is_terminal(), pace: Pace::NEW }
+        Self { has_bar: io::stderr().is_terminal(), pace: Pace::NEW, counted_at: Instant::now() }
     }
 
     /// Shows a progress report.
@@ -55,13 +62,26 @@ impl Display {
             let message = bar_message(progress, left);
             draw(Some(BarState { step: progress.step, steps: progress.steps, message }));
         } else {
-            line(&report_line(progress, left));
+            log_line(Level::INFO, &report_line(progress, left));
+        }
+    }
+
+    /// Shows that `done` of `total` items are done. `what` names the items and the work, such as "photos located".
+    /// Without a bar, writes at most one line per [`COUNT_INTERVAL`].
+    pub fn count(&mut self, what: &str, done: u64, total: u64) {
+        let left = self.pace.time_left(done, total, Instant::now()).filter(|_| done < total);
+        let left = left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)));
+        if self.has_bar {
+            draw(Some(BarState { step: done, steps: total, message: format!("{what}{left}") }));
+        } else if self.counted_at.elapsed() >= COUNT_INTERVAL {
+            self.counted_at = Instant::now();
+            tracing::info!("{done} of {total} {what}{left}");
         }
     }
 
     /// Shows a quick evaluation as a line that stays above the bar.
     pub fn evaluated(&mut self, evaluation: &QuickEvaluation) {
-        line(&evaluation_line(evaluation));
+        log_line(Level::INFO, &evaluation_line(evaluation));
     }
 
     /// Removes the bar from the terminal.
@@ -76,10 +96,6 @@ impl Drop for Display {
     fn drop(&mut self) {
         self.finish();
     }
-}
-
-fn line(text: &str) {
-    let _ = LogWriter.write_all(format!("{text}\n").as_bytes());
 }
 
 /// Formats a progress report as a line, such as `step 120 of 1500: loss 1.2345, ...`.

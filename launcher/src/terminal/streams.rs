@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::backlog::{Backlog, NextItem};
+use super::layout::width_of;
 
 /// Largest total size of the lines that wait for the terminal, in bytes.
 const BYTES_MAX: usize = 1 << 20;
@@ -111,7 +112,8 @@ fn start() {
         let (stderr, stdout) = (duplicate(&io::stderr()), duplicate(&io::stdout()));
         let name = |name: &str| Builder::new().name(name.to_owned());
         let started = stderr.and_then(|stream| {
-            let screen = Screen { stream, bar: None, target: ProgressDrawTarget::stderr };
+            let columns = || width_of(io::stderr()).unwrap_or_default();
+            let screen = Screen { stream, bar: None, target: ProgressDrawTarget::stderr, columns };
             name("stderr").spawn(move || screen.serve())
         });
         let started =
@@ -152,6 +154,8 @@ struct Screen<W> {
     bar: Option<ProgressBar>,
     /// Where a new bar is drawn.
     target: fn() -> ProgressDrawTarget,
+    /// The width of the terminal; 0 if it is unknown.
+    columns: fn() -> usize,
 }
 
 impl<W: Write> Screen<W> {
@@ -184,7 +188,10 @@ impl<W: Write> Screen<W> {
 
     fn show(&mut self, state: Option<&BarState>) {
         match state {
-            Some(state) => state.draw(self.bar.get_or_insert_with(|| new_bar((self.target)()))),
+            Some(state) => {
+                let bar = self.bar.get_or_insert_with(|| ProgressBar::with_draw_target(Some(0), (self.target)()));
+                state.draw(bar, (self.columns)());
+            }
             None => drop(self.bar.take().inspect(ProgressBar::finish_and_clear)),
         }
     }
@@ -199,20 +206,34 @@ pub(super) struct BarState {
     pub(super) message: String,
 }
 
+/// Smallest width of the bar, in columns. If the terminal is too narrow for the bar and the message, the end of the
+/// message is cut off.
+const BAR_MIN: usize = 12;
+
+/// The space for the message is a multiple of this many columns, so that the bar seldom changes its width.
+const MESSAGE_STEP: usize = 8;
+
 impl BarState {
-    fn draw(&self, bar: &ProgressBar) {
+    /// Draws the bar. The bar fills the columns that the numbers and the message leave free.
+    fn draw(&self, bar: &ProgressBar, columns: usize) {
+        bar.set_style(style(self.bar_width(columns)));
         bar.set_length(self.steps);
         bar.set_position(self.step);
         bar.set_message(self.message.clone());
         bar.tick();
     }
+
+    fn bar_width(&self, columns: usize) -> usize {
+        let numbers = format!("[] {}/{} ", self.steps, self.steps).len();
+        let message = self.message.chars().count().next_multiple_of(MESSAGE_STEP);
+        columns.saturating_sub(numbers + message).max(BAR_MIN)
+    }
 }
 
-/// A new bar, which is not drawn yet.
-fn new_bar(target: ProgressDrawTarget) -> ProgressBar {
-    let style = ProgressStyle::with_template("[{bar:12}] {pos}/{len} {wide_msg}");
-    let style = style.expect("the template is constant, and a test draws it");
-    ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
+/// The style of a bar that is `width` columns wide.
+fn style(width: usize) -> ProgressStyle {
+    let style = ProgressStyle::with_template(&format!("[{{bar:{width}}}] {{pos}}/{{len}} {{wide_msg}}"));
+    style.expect("a test draws this template").progress_chars("=> ")
 }
 
 #[cfg(test)]
@@ -282,7 +303,7 @@ mod tests {
     #[test]
     fn bar_is_hidden_while_log_lines_are_written() {
         let target = || ProgressDrawTarget::term_like(Box::new(RecordingTerminal));
-        let mut screen = Screen { stream: RecordingTerminal, bar: None, target };
+        let mut screen = Screen { stream: RecordingTerminal, bar: None, target, columns: || 80 };
         screen.show(Some(&BarState { step: 120, steps: 1500, message: "loss 1.2345".into() }));
         screen.write(b"a log line\n");
         screen.show(None);
@@ -290,8 +311,18 @@ mod tests {
         let seen = LINES.lock().expect("no thread panicked while it held the lock").clone();
         let place = seen.iter().position(|text| text == "a log line").expect("the log line was written");
         assert_eq!(seen[place - 1], "(cleared)", "{seen:?}");
-        assert_eq!(seen[place + 1], "[>           ] 120/1500 loss 1.2345", "{seen:?}");
+        let bar = format!("[====>{}] 120/1500 loss 1.2345", " ".repeat(46));
+        assert_eq!(seen[place + 1], bar, "{seen:?}");
         assert_eq!(seen[seen.len() - 2..], ["(cleared)", "the end"], "{seen:?}");
+    }
+
+    #[test]
+    fn bar_fills_the_terminal_and_leaves_room_for_the_message() {
+        let state = |message: &str| BarState { step: 7, steps: 100, message: message.to_owned() };
+        let widths = [40, 80, 120].map(|columns| state("loss 1.2345, 12 min left").bar_width(columns));
+        assert_eq!(widths, [12, 45, 85], "the numbers take 11 columns, the message 24");
+        assert_eq!(state("loss 1.2, 9 min left").bar_width(80), 45, "a shorter message moved the end of the bar");
+        assert_eq!(state("x").bar_width(0), 12);
     }
 
     /// A stream that accepts one byte per write, and is full at every second write.

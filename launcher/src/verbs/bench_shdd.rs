@@ -28,7 +28,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let world = world.first_worker_only(resolved.config.train.threads);
     let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd)?.first()?;
     output.print(&format!(
-        "{:>6} {:>6} {:>10} {:>10} {:>10} {:>7}  us per location",
+        "{:>6} {:>6} {:>9} {:>9} {:>9} {:>7}  us per location",
         "degree", "dims", "fast", "scalar", "GPU", "limit"
     ));
     rows.iter().for_each(|row| output.print(&line(row)));
@@ -49,7 +49,7 @@ fn line(row: &ShddRow) -> String {
         None => "",
     };
     format!(
-        "{:>6} {:>6} {:>10.3} {:>10.3} {gpu:>10} {limit:>7}  {values}{time}",
+        "{:>6} {:>6} {:>9.3} {:>9.3} {gpu:>9} {limit:>7}  {values}{time}",
         row.degree, row.dims, row.us_per_location, row.us_per_location_scalar
     )
 }

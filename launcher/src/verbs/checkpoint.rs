@@ -3,21 +3,25 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{self, Layer, RunConfig};
+use locdiff_core::files::parent;
 use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Exported, Job};
 use serde_json::{Value, json};
 
+use super::paths::require_new;
 use crate::cli::{CheckpointVerb, Global};
-use crate::error::{LaunchError, refuse, reported};
+use crate::error::{LaunchError, refuse};
 use crate::output::{Output, ok};
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{self, CONFIG, CheckpointRow, Depth};
+use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, is_run, named_run, newest_run};
 
 /// Runs `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb {
         CheckpointVerb::List { run_dir } => list(run_dir.as_deref(), global, output),
         CheckpointVerb::Verify { run_dir } => verify(run_dir.as_deref(), global, output),
-        CheckpointVerb::Export { run_dir, out, overwrite } => export(run_dir, out, *overwrite, global, output),
+        CheckpointVerb::Export { run_dir, out, overwrite } => {
+            export(run_dir.as_deref(), out, *overwrite, global, output)
+        }
     }
 }
 
@@ -48,14 +52,16 @@ fn show(rows: &[CheckpointRow], output: Output) {
     if rows.is_empty() {
         return output.print("no checkpoints");
     }
-    output.print(&format!("{:<28} {:>10} {:>9}  {:<19}  state", "checkpoint", "MiB", "score", "committed (UTC)"));
+    let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or_default().max("checkpoint".len());
+    output.print(&format!("{:<width$} {:>8} {:>7}  {:<19}  state", "checkpoint", "MiB", "score", "committed (UTC)"));
     for row in rows {
         let score = row.score.map_or_else(|| "-".to_owned(), |score| format!("{score:.1}"));
         let committed = row.committed_unix_s.map_or_else(|| "-".to_owned(), run_folder::utc_text);
         let mib = row.bytes as f64 / f64::from(1 << 20);
         let best = if row.best { ", best" } else { "" };
-        let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        output.print(&format!("{:<28} {mib:>10.1} {score:>9}  {committed:<19}  {}{best}{reason}", row.name, row.state));
+        let reason = row.reason.as_ref().map(|reason| format!("\n  {reason}")).unwrap_or_default();
+        let (name, state) = (&row.name, &row.state);
+        output.print(&format!("{name:<width$} {mib:>8.1} {score:>7}  {committed:<19}  {state}{best}{reason}"));
     }
 }
 
@@ -64,9 +70,17 @@ fn show(rows: &[CheckpointRow], output: Output) {
 const EXPORT_TRIES: u32 = 5;
 
 /// Exports the averaged weights of a checkpoint. A worker writes the file `out`.
-fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
-    if !overwrite && out.symlink_metadata().is_ok() {
-        refuse!(Exists, "{} exists; use --overwrite to replace it", out.display());
+fn export(
+    target: Option<&Path>,
+    out: &Path,
+    overwrite: bool,
+    global: &Global,
+    output: Output,
+) -> anyhow::Result<Value> {
+    require_new("--out", out, overwrite)?;
+    let folder = parent(out);
+    if !folder.is_dir() {
+        refuse!(NoData, "--out: there is no folder {}; create it first", folder.display());
     }
     let mut tries = 0;
     let (checkpoint, exported) = loop {
@@ -75,7 +89,7 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
         match export_one(&checkpoint, out, overwrite, global) {
             Ok(exported) => break (checkpoint, exported),
             // The run is still training and has removed this checkpoint. Try again with a newer checkpoint.
-            Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && checkpoint != target => {}
+            Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && Some(checkpoint.as_path()) != target => {}
             Err(error) => return Err(error),
         }
     };
@@ -95,15 +109,20 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     let config = config_of(checkpoint)?;
     let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
     let job = Job::Export(Box::new(job));
-    super::run_repeatable(&super::resolve(global)?, &NodeWorkers::one_cpu_worker(1), &job)?.first()
+    super::run_repeatable(
+        &super::resolve_for(global, &["supervise", "network"])?,
+        &NodeWorkers::one_cpu_worker(1),
+        &job,
+    )?
+    .first()
 }
 
 /// If `target` is a checkpoint, returns it, or fails if it is damaged. Otherwise, `target` is a run, and its newest
 /// whole checkpoint is returned.
-fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
-    let target = match target.join(CHECKPOINT_MANIFEST).exists() {
-        true => target.to_owned(),
-        false => find_run(Some(target), global, output)?,
+fn find_checkpoint(target: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
+    let target = match target.filter(|target| target.join(CHECKPOINT_MANIFEST).exists()) {
+        Some(checkpoint) => checkpoint.to_owned(),
+        None => find_run(target, global, output)?,
     };
     let (checkpoint, skipped) = run_folder::whole_checkpoint(&target)?;
     skipped.iter().for_each(|line| tracing::warn!("{line}"));
@@ -111,30 +130,26 @@ fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Re
 }
 
 /// Finds the run whose folder or name is `named`. If `named` is `None`, returns the run that `checkpoint.run` names or,
-/// if this field is empty, the newest run. Prints the folder of the run, unless `named` is the folder.
+/// if this field is empty, the newest run with a checkpoint. Prints the folder of the run, unless `named` is the folder.
 pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     if let Some(folder) = named.filter(|folder| is_run(folder)) {
         return Ok(folder.to_owned());
     }
-    let config = super::resolve(global)?.config.checkpoint;
+    let config = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
     let dir = Path::new(&config.dir);
-    let run = match named {
-        Some(name) if name.components().count() == 1 && is_run(&dir.join(name)) => dir.join(name),
-        Some(name) => return Err(no_run(name).into()),
-        None if config.run.is_empty() => run_folder::newest_run(dir)?,
-        None if is_run(&dir.join(&config.run)) => dir.join(&config.run),
-        None => return Err(no_run(&dir.join(&config.run)).into()),
+    let run = match named.map(|name| (name, name.to_str())) {
+        Some((path, Some(name))) if path.components().count() == 1 => named_run(dir, name)?,
+        Some((path, _)) => refuse!(
+            NoData,
+            "{} is not a run: it has no {CONFIG}; `locdiff-launch runs` lists the runs in {}",
+            path.display(),
+            dir.display()
+        ),
+        None if config.run.is_empty() => newest_run(dir)?,
+        None => named_run(dir, &config.run)?,
     };
     output.print(&format!("run {}", run.display()));
     Ok(run)
-}
-
-fn is_run(folder: &Path) -> bool {
-    folder.join(CONFIG).exists()
-}
-
-fn no_run(path: &Path) -> LaunchError {
-    reported!(NoData, "{} is not a run: it has no {CONFIG}", path.display())
 }
 
 /// Returns the configuration of the run whose folder contains the checkpoint. If the checkpoint is not in the folder of

@@ -24,8 +24,9 @@ const TEST_ROWS: u64 = 1000;
 /// different view.
 const VIEWS: u32 = 16;
 
-/// Imports GeoCLIP and simulates photos if their folders are missing, then trains a run and evaluates it. If `--run`
-/// names an existing run, resumes this run.
+/// Imports GeoCLIP and simulates photos if their folders are missing, then trains a run and evaluates it. Resumes the
+/// run that `--run` names, if it exists. Without `--run`, resumes an unfinished run with the same configuration, such
+/// as an interrupted demo.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = config::load(&global.layers("demo")).map_err(crate::error::LaunchError::from)?;
@@ -57,6 +58,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         shards::run(&verb, global, output)?;
     }
     output.print(&format!("training with {} workers ...", world.slots.len()));
-    let trained = train::run_resolved(&resolved, &world, Vec::new(), "demo", output)?;
+    let choice = train::RunChoice { prefix: "demo".to_owned(), is_new: false };
+    let trained = train::run_resolved(&resolved, &world, Vec::new(), &choice, output)?;
     Ok(json!({ "ok": true, "train": trained }))
 }

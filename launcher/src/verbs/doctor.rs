@@ -1,7 +1,10 @@
 //! `doctor`: checks the machine, the worker and the configuration, and reports problems that would keep training from
-//! starting.
+//! starting. It also looks for data and runs (`data`), and ends with the next command to type.
 
-use std::path::{Path, PathBuf};
+mod data;
+mod finding;
+
+use std::path::Path;
 
 use locdiff_core::cgroup::memory_available_bytes;
 use locdiff_core::config::{self, DeviceKind, Layer, PRESETS, RunConfig};
@@ -10,11 +13,18 @@ use nix::sys::statvfs::statvfs;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::paths::{existing, require_writable};
 use crate::cli::Global;
 use crate::error::refuse;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
+use crate::terminal::{width, wrapped};
+use data::DataReport;
+use finding::{Finding, Level};
+
+/// Column at which the detail of a check begins.
+const DETAIL_INDENT: usize = 26;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -27,14 +37,6 @@ const OPEN_FILES_WANTED: u64 = 1024;
 /// Width of CLIP ViT-L/14 embeddings. The estimates assume this width and do not read the shards.
 const EMBEDDING_WIDTH: u64 = 768;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Level {
-    Ok,
-    Warning,
-    Error,
-}
-
 #[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
@@ -42,15 +44,13 @@ struct Check {
     detail: String,
 }
 
-/// Result of a check: its level, and the text to print.
-type Finding = (Level, String);
-
 /// Runs all checks. If training cannot start because checks have failed, the error names these checks.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = super::resolve(global)?;
     let config = &resolved.config;
-    let checks = [
+    let data = DataReport::new(config, global.config.is_empty() && global.set.is_empty());
+    let machine = [
         ("machine", machine()),
         ("GPUs", gpu_list(&inventory)),
         ("layout", layout(config, &inventory)),
@@ -58,8 +58,9 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         ("shared memory", shared_memory()),
         ("open files", open_files()),
         ("disk", disk(config)),
-    ]
-    .map(|(name, (level, detail))| Check { name, level, detail });
+    ];
+    let all = machine.into_iter().chain(data.findings.iter().cloned());
+    let checks: Vec<Check> = all.map(|(name, (level, detail))| Check { name, level, detail }).collect();
     let presets = presets(config, &inventory);
     for check in &checks {
         let mark = match check.level {
@@ -67,21 +68,25 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             Level::Warning => "warning",
             Level::Error => "ERROR  ",
         };
-        output.print(&format!("{mark} {:<14} {}", check.name, check.detail));
+        output.print(&wrapped(&format!("{mark} {:<17} {}", check.name, check.detail), DETAIL_INDENT, width()));
     }
     for preset in &presets {
         let verdict = if preset.fits { "fits" } else { "does not fit" };
         output.print(&format!(
-            "        {:<14} {verdict}: about {:.1} GiB per worker, {:.1} M parameters",
+            "        {:<17} {verdict}: about {:.1} GiB per worker, {:.1} M parameters",
             preset.name,
             preset.bytes as f64 / GIB,
             preset.parameters as f64 / 1e6
         ));
     }
     let failed: Vec<&str> = checks.iter().filter(|check| check.level == Level::Error).map(|check| check.name).collect();
-    let result = json!({ "ok": failed.is_empty(), "checks": checks, "gpus": inventory.gpus, "presets": presets });
-    if failed.is_empty() {
-        output.print("training can start here");
+    let next = failed.is_empty().then(|| data.next_command(std::env::args()));
+    let result = json!({
+        "ok": failed.is_empty(), "checks": checks, "gpus": inventory.gpus, "presets": presets, "next": next,
+    });
+    if let Some(next) = next {
+        let verdict = if data.has_training { "training can start here" } else { "training needs shards" };
+        output.print(&format!("{verdict}\nnext: {next}"));
         return Ok(result);
     }
     output.result(&result);
@@ -178,10 +183,10 @@ fn open_files() -> Finding {
 /// the checkpoint that is being written.
 fn disk(config: &RunConfig) -> Finding {
     let wanted = checkpoint_bytes(config) * (u64::from(config.checkpoint.keep) + 2);
-    let folder = nearest_folder(Path::new(&config.checkpoint.dir));
+    let folder = existing(Path::new(&config.checkpoint.dir));
     let shown = folder.display();
-    if let Err(error) = nix::unistd::access(&folder, nix::unistd::AccessFlags::W_OK) {
-        return (Level::Error, format!("checkpoint.dir: {shown} is not writable: {error}"));
+    if let Err(error) = require_writable(&folder) {
+        return (Level::Error, error.about("checkpoint.dir").to_string());
     }
     match free_bytes(&folder) {
         Ok(free) if free >= wanted => {
@@ -200,12 +205,6 @@ fn disk(config: &RunConfig) -> Finding {
         }
         Err(error) => (Level::Error, format!("checkpoint.dir: {shown}: {error}")),
     }
-}
-
-/// `path` itself if it is a folder, else its nearest parent folder that exists.
-fn nearest_folder(path: &Path) -> PathBuf {
-    let start = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    start.ancestors().find(|folder| folder.is_dir()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
 /// Estimated size of a checkpoint: 16 bytes per parameter. The weight, its average and its two moments take 4 bytes
@@ -266,11 +265,5 @@ mod tests {
         assert!(training_bytes(&config("l47"), 1) > training_bytes(&config("l23"), 1));
         assert!(training_bytes(&config("l47"), 4) < training_bytes(&config("l47"), 1));
         assert!(checkpoint_bytes(&config("l47")) > 1 << 30);
-    }
-
-    #[test]
-    fn missing_folder_is_replaced_by_its_nearest_parent() {
-        let base = tempfile::tempdir().expect("a temporary folder can be created");
-        assert_eq!(nearest_folder(&base.path().join("a/b/c")), base.path());
     }
 }

@@ -29,7 +29,7 @@ use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Supervisor, hold_signals};
 
-pub(super) use evaluation::{Evaluation, after_training, require_shards};
+pub(super) use evaluation::{Evaluation, after_training};
 pub(super) use target::choose;
 
 /// Runs `eval`.

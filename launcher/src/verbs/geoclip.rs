@@ -6,9 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use locdiff_core::files::parent;
 use locdiff_core::protocol::{GeoclipImported, ShardsJob};
 use serde_json::Value;
 
+use super::paths::{require_file, require_writable};
 use super::shards::run_one;
 use crate::cli::{GeoclipVerb, Global};
 use crate::error::{LaunchError, reported};
@@ -20,20 +22,28 @@ const WHEEL: &str = "geoclip-1.3.0-py3-none-any.whl";
 /// Runs `geoclip VERB`.
 pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     let GeoclipVerb::Import { wheel, out, overwrite } = verb;
-    let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;
+    let (name, out) = match out {
+        Some(out) => ("--out", out.clone()),
+        None => {
+            let config = super::resolve_for(global, &["retrieval"])?.config;
+            ("retrieval.geoclip", config.retrieval.geoclip.into())
+        }
+    };
+    wheel.iter().try_for_each(|wheel| require_file("--wheel", wheel))?;
+    require_writable(parent(&out)).map_err(|error| error.about(name))?;
+    let (folder, overwrite) = (tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?, *overwrite);
     let wheel = match wheel.clone().or_else(find_wheel) {
         Some(wheel) => wheel,
+        // The folder exists and must not be replaced, so the worker does not read the wheel.
+        None if out.exists() && !overwrite => WHEEL.into(),
         None => download(folder.path(), output)?,
     };
-    let imported: GeoclipImported = run_one(global, |config| {
-        let out = out.clone().unwrap_or_else(|| config.retrieval.geoclip.clone().into());
-        ShardsJob::GeoclipImport { wheel, out, overwrite: *overwrite }
-    })?;
-    output.print(&format!(
-        "imported GeoCLIP's weights and gallery to {} from {}",
-        imported.out.display(),
-        imported.source
-    ));
+    let imported: GeoclipImported = run_one(global, |_| ShardsJob::GeoclipImport { wheel, out, overwrite })?;
+    let (out, source) = (imported.out.display(), &imported.source);
+    output.print(&match imported.written {
+        true => format!("imported GeoCLIP's weights and gallery to {out} from {source}"),
+        false => format!("{out} already has these weights ({source})"),
+    });
     ok(&imported)
 }
 

@@ -95,7 +95,9 @@ fn row(blocks: &[PerturbationBlock]) -> DegreeRow {
 }
 
 fn print_table(rows: &[DegreeRow], output: Output) {
-    output.print("mean drift of the mode after noise of variance 0.01 is added to unscaled codes of uniform points");
+    output.print(
+        "mean drift of the mode, after noise of variance 0.01\nis added to the unscaled codes of uniform points",
+    );
     output.print(&format!(
         "{:>6} {:>10} {:>8} {:>10} {:>9} {:>7} {:>9}  source",
         "degree", "drift km", "+- km", "theory km", "most km", "points", "searched"

@@ -9,15 +9,20 @@ use locdiff_core::protocol::{
 };
 use serde_json::Value;
 
+use super::locations::require_shards;
+use super::paths::{require_file, require_new};
 use crate::cli::{Global, ShardsVerb};
 use crate::error::LaunchError;
+use crate::gpus;
 use crate::output::{Output, ok};
-use crate::rendezvous::cores;
+use crate::rendezvous::{NodeWorkers, cores};
 
 /// Runs `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb.clone() {
         ShardsVerb::Simulate { rows, seed, out, views, coordinates, overwrite } => {
+            coordinates.iter().try_for_each(|file| require_file("--coordinates", file))?;
+            require_new("--out", &out, overwrite)?;
             let made = run_one(global, |config| {
                 let geoclip = config.retrieval.geoclip.clone().into();
                 ShardsJob::Simulate { rows, seed, out, views, coordinates, geoclip, overwrite }
@@ -25,6 +30,9 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
             print_made(&made, output)
         }
         ShardsVerb::Build { table, embeddings, out, overwrite } => {
+            require_file("--table", &table)?;
+            embeddings.iter().try_for_each(|file| require_file("--embeddings", file))?;
+            require_new("--out", &out, overwrite)?;
             let made = run_one(global, |config| ShardsJob::Build {
                 table,
                 embeddings,
@@ -51,6 +59,10 @@ fn verify(
     global: &Global,
     output: Output,
 ) -> anyhow::Result<Value> {
+    require_shards("DIR of `shards verify`", location)?;
+    if epochs > 0 {
+        super::resolve_for(global, &["train"])?;
+    }
     let found: Verified = run_one(global, |config| ShardsJob::Verify {
         location: location.to_owned(),
         epochs,
@@ -100,6 +112,7 @@ fn epoch_coverage(plan: &ReplayReport) -> String {
 
 /// `shards inspect`: prints statistics and a map.
 fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Value> {
+    require_shards("PATH of `shards inspect`", location)?;
     let found: Inspection =
         run_one(global, |config| ShardsJob::Inspect { location: location.to_owned(), config: config.shards.clone() })?;
     let range = |(low, high): (f64, f64)| format!("{low:.4} to {high:.4}");
@@ -110,10 +123,12 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
         Some(ImageHead::Linear) => "linear",
         Some(ImageHead::None) | None => "none",
     };
+    let columns: Vec<String> = found.columns.iter().map(|(what, name)| format!("{what} = {name}")).collect();
     let lines = [
         ("rows", format!("{}{skipped}", found.rows)),
         ("files", found.files.to_string()),
         ("row groups", format!("{}, with {fewest} to {most} rows each", found.row_groups)),
+        ("columns", columns.join(", ")),
         ("width, views", format!("{}, {}", found.width, found.views)),
         ("latitude", range(found.latitudes)),
         ("longitude", range(found.longitudes)),
@@ -130,7 +145,9 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
 
 /// `bench shards`: compares the reading speeds of LocDiff and pyarrow on one core.
 pub(super) fn bench(python: Option<PathBuf>, global: &Global, output: Output) -> anyhow::Result<Value> {
-    let found: ShardsBenched = run_one(global, |_| ShardsJob::Bench { python })?;
+    let (resolved, world) = super::plan(global)?;
+    let job = Job::Shards(Box::new(ShardsJob::Bench { python }));
+    let found: ShardsBenched = super::run_gang(&resolved, &world.first_worker_only(cores()), job)?.first()?;
     output.print(&format!("pyarrow: {}", found.peer.as_deref().unwrap_or("not found, so there is no comparison")));
     output.print(&format!("{:<44} {:>8} {:>8} {:>6}", "case", "GB/s", "pyarrow", "ratio"));
     for row in &found.rows {
@@ -162,7 +179,8 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
 /// the CPU. The worker also uses all cores, because it is the only worker. The results do not depend on the number of
 /// cores.
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
-    let (resolved, world) = super::plan(global)?;
+    let resolved = super::resolve_for(global, &["shards", "retrieval", "parallel", "supervise", "network"])?;
+    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
     super::run_repeatable(&resolved, &world.first_worker_only(cores()), &job)?.first()
 }

@@ -1,41 +1,27 @@
 //! `status`: shows what the runs in `checkpoint.dir` are doing. It only reads the folders of the runs, so it also works
 //! on another machine that can read these folders.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
+use locdiff_core::text::duration_text;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::error::{LaunchError, refuse};
 use crate::output::Output;
-use crate::run_folder::{CONFIG, RunState, RunStatus, StepTimes, WorkerStatus, host};
+use crate::run_folder::{RunState, RunStatus, StepTimes, WorkerStatus, host, named_run, runs};
+use crate::terminal::{width, wrapped};
 
 /// Runs `status`.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
-    let config = super::resolve(global)?.config.checkpoint;
+    let config = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
     let dir = Path::new(&config.dir);
-    let folders = if config.run.is_empty() { runs(dir)? } else { vec![dir.join(&config.run)] };
-    if let Some(missing) = folders.iter().find(|folder| !folder.join(CONFIG).exists()) {
-        refuse!(NoData, "{} is not a run; `locdiff-launch status` without --run lists all runs", missing.display());
-    }
+    let folders = if config.run.is_empty() { runs(dir)? } else { vec![named_run(dir, &config.run)?] };
     if folders.is_empty() {
-        output.print(&format!("no runs in {}", dir.display()));
+        output.print(&format!("no runs in {}; create one with `locdiff-launch train`", dir.display()));
     }
     let rows: Vec<Value> = folders.iter().map(|folder| show(folder, output)).collect();
     Ok(json!({ "ok": true, "runs": rows }))
-}
-
-/// The folders of all runs in `dir`, sorted by name.
-fn runs(dir: &Path) -> Result<Vec<PathBuf>, LaunchError> {
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(LaunchError::at(dir))?,
-    };
-    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    found.retain(|path| path.join(CONFIG).exists());
-    found.sort();
-    Ok(found)
 }
 
 /// Prints the status of a run and returns it as JSON.
@@ -55,7 +41,7 @@ fn show(folder: &Path, output: Output) -> Value {
 }
 
 /// Whether a launcher with this process id runs on this machine.
-fn is_launcher(pid: u32) -> bool {
+pub(super) fn is_launcher(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
@@ -83,13 +69,13 @@ fn text(status: &RunStatus, now: SystemTime) -> String {
     let mut lines = Vec::new();
     if status.state == RunState::Running {
         head.extend(status.samples_per_s.map(|speed| format!("{speed:.0} samples/s")));
-        head.extend(status.seconds_left.map(|seconds| format!("{} left", duration(seconds))));
+        head.extend(status.seconds_left.map(|seconds| format!("{} left", duration_text(seconds))));
         let worker = |worker: &WorkerStatus| format!("rank {} {} of step {}", worker.rank, worker.phase, worker.step);
         let workers: Vec<String> = status.workers.iter().map(worker).collect();
         lines.push(format!("pid {} on {}; {}", status.pid, status.host, workers.join(", ")));
         lines.extend(step_times(&status.workers));
         if status.is_stale(now) {
-            lines.push(format!("not updated for {}", duration(status.age_s(now))));
+            lines.push(format!("not updated for {}", duration_text(status.age_s(now))));
         }
     }
     let checkpoint = match status.checkpoint_step {
@@ -98,13 +84,7 @@ fn text(status: &RunStatus, now: SystemTime) -> String {
     };
     lines.push(format!("{}, {} restarts, {checkpoint}", status.goodput.summary(), status.restarts));
     lines.extend(status.failure.as_ref().map(|failure| format!("last failure: {failure}")));
-    format!("{}: {}, {}\n  {}", status.run, status.state.name(), head.join(", "), lines.join("\n  "))
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds {
-        _ if seconds < 120.0 => format!("{seconds:.0} s"),
-        _ if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
-        _ => format!("{:.1} h", seconds / 3600.0),
-    }
+    let head = wrapped(&format!("{}: {}, {}", status.run, status.state.name(), head.join(", ")), 2, width());
+    let lines: Vec<String> = lines.iter().map(|line| wrapped(line, 4, width() - 2)).collect();
+    format!("{head}\n  {}", lines.join("\n  "))
 }

@@ -1,16 +1,20 @@
 //! `train`: opens the run, starts workers from the run's newest checkpoint, and restarts all workers when one of them
 //! fails.
 //!
-//! The module `record` builds the description of a failure that is written to the run folder.
+//! - `ending`: the commands that are printed after training.
+//! - `forecast`: estimates how long training takes.
+//! - `record`: the description of a failure that is written to the run folder.
 
+mod ending;
+mod forecast;
 mod record;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
-use locdiff_core::config::{Resolved, RunConfig};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::config::{self, Layer, Resolved, RunConfig};
+use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{
     FaultKind, InjectedFault, Job, PartsWritten, TimeBefore, ToLauncher, TrainJob, TrainSummary,
@@ -19,6 +23,7 @@ use locdiff_core::pulse::Beat;
 use serde_json::{Value, json};
 
 use super::eval::{self, Evaluation};
+use super::locations::require_shards;
 use super::restarts::{FailedAttempt, RestartPolicy, RestartVerdict, after};
 use crate::cli::Global;
 use crate::error::{LaunchError, exit_code_of, refuse};
@@ -26,40 +31,99 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
-    Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, new_run_name, whole_checkpoint,
+    CONFIG, Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, is_run, new_run_name,
+    unfinished_run, whole_checkpoint,
 };
 use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
-use crate::terminal::Display;
+use crate::terminal::{Display, width, wrapped};
+use ending::next_commands;
+use forecast::Forecast;
 use record::{failure_record, first_cause, resume_command};
 
+pub(super) use record::quoted;
+
 /// Runs `train`.
-pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     hold_signals()?;
-    let (resolved, world) = super::plan(global)?;
+    let resolved = resolve(global, is_new)?;
+    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
-    run_resolved(&resolved, &world, faults, &run_name_prefix(global), output)
+    let run = RunChoice { prefix: run_name_prefix(global), is_new };
+    run_resolved(&resolved, &world, faults, &run, output)
 }
 
-/// Trains with a resolved configuration. The name of a new run begins with `preset`, unless `checkpoint.run` is set.
+/// Resolves the configuration. If `--run` names an existing run and `--config` is not given, the run's own configuration
+/// is the base. In this case, training continues in the folder where the run was found, even if the folder was moved.
+fn resolve(global: &Global, is_new: bool) -> Result<Resolved, LaunchError> {
+    let checkpoint = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
+    let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
+    if checkpoint.run.is_empty() || !is_run(&folder) {
+        return super::resolve(global);
+    }
+    if is_new {
+        refuse!(
+            Exists,
+            "--new: the run {} exists; give another name, or leave out --new to resume it",
+            folder.display()
+        );
+    }
+    if !global.config.is_empty() {
+        return super::resolve(global);
+    }
+    let mut resolved = config::load(&global.layers_over(Layer::File(folder.join(CONFIG))))?;
+    resolved.config.checkpoint.dir = checkpoint.dir;
+    resolved.config.checkpoint.run = checkpoint.run;
+    Ok(resolved)
+}
+
+/// Which run to train if `checkpoint.run` does not name one.
+#[derive(Debug)]
+pub(super) struct RunChoice {
+    /// The name of a new run begins with this text.
+    pub(super) prefix: String,
+    /// Whether to start a new run even if there is an unfinished one with the same configuration.
+    pub(super) is_new: bool,
+}
+
+impl RunChoice {
+    /// The name of the run.
+    fn name(&self, config: &RunConfig) -> Result<String, LaunchError> {
+        if !config.checkpoint.run.is_empty() {
+            return Ok(config.checkpoint.run.clone());
+        }
+        let unfinished = match self.is_new {
+            true => None,
+            false => unfinished_run(Path::new(&config.checkpoint.dir), config)?,
+        };
+        let Some(found) = unfinished else { return Ok(new_run_name(&self.prefix, SystemTime::now())) };
+        let name = found.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        tracing::info!(
+            "resuming {name}, the newest unfinished run with this configuration; `--new` starts another run"
+        );
+        Ok(name)
+    }
+}
+
+/// Trains with a resolved configuration.
 pub(super) fn run_resolved(
     resolved: &Resolved,
     world: &NodeWorkers,
     injections: Vec<Injection>,
-    preset: &str,
+    choice: &RunChoice,
     output: Output,
 ) -> anyhow::Result<Value> {
     let config = &resolved.config;
     world.check_divisible(config)?;
-    eval::require_shards("shards.train", &config.shards.train)?;
+    require_shards("shards.train", &config.shards.train)?;
+    if !config.shards.validation.is_empty() && config.eval.every > 0 {
+        require_shards("shards.validation", &config.shards.validation)?;
+    }
     let dir = Path::new(&config.checkpoint.dir);
-    let name = match config.checkpoint.run.as_str() {
-        "" => new_run_name(preset, SystemTime::now()),
-        name => name.to_owned(),
-    };
+    let mut supervisor = Supervisor::new()?;
+    let name = choice.name(config)?;
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     tracing::info!("run {}{}", opened.folder.path().display(), if opened.is_new { "" } else { " (existing)" });
     opened.changes.iter().for_each(|line| tracing::info!("{line}"));
-    let mut supervisor = Supervisor::new()?;
     let mut faults = Vec::new();
     for injection in injections {
         match injection {
@@ -68,13 +132,16 @@ pub(super) fn run_resolved(
         }
     }
     let policy = RestartPolicy::new(&config.supervise);
-    let run = opened.folder;
+    let (run, is_created) = (opened.folder, opened.is_created);
+    if has_ended(run.path(), config.train.steps) {
+        return Ok(at_last_step(&run, config, output)?);
+    }
     let (status, vanished) = StatusKeeper::new(run.path(), config.train.steps, config.train.global_batch);
     if let Some(RunStatus { pid, host, step, .. }) = vanished {
         tracing::warn!("the previous launcher (pid {pid} on {host}) was killed or crashed after step {step}");
         run.note("vanished", &json!({ "pid": pid, "host": host, "step": step }));
     }
-    let training = HeldRun { resolved, world, run, supervisor, faults, restarts: 0, policy, status };
+    let training = HeldRun { resolved, world, run, is_created, supervisor, faults, restarts: 0, policy, status };
     training.run_to_end(output)
 }
 
@@ -83,6 +150,8 @@ struct HeldRun<'a> {
     resolved: &'a Resolved,
     world: &'a NodeWorkers,
     run: RunFolder,
+    /// Whether this launcher created the folder of the run.
+    is_created: bool,
     supervisor: Supervisor,
     faults: Vec<InjectedFault>,
     restarts: u32,
@@ -124,14 +193,17 @@ impl HeldRun<'_> {
     /// resumes the run.
     fn give_up(&mut self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
         let code = exit_code_of(&error);
+        let is_final = FailedAttempt::new(&error).kind == FailureKind::Final;
+        if self.is_created && is_final && is_refusal(code) && !self.status.has_trained() {
+            // The first step was never done, and trying again would not help. Leave no empty run behind.
+            warn_on_error(self.run.discard());
+            return error;
+        }
         let resume = self.resume_command();
         let mut record = failure_record(&error, self.restarts);
         record["gave_up"] = json!(reason);
         record["resume"] = json!(resume);
-        let state = match code {
-            ExitCode::Interrupted | ExitCode::Preempted => RunState::Interrupted,
-            _ => RunState::Failed,
-        };
+        let state = end_state(code);
         self.run.note(state.name(), &record);
         if state == RunState::Failed {
             warn_on_error(self.run.write_failure(&record));
@@ -190,9 +262,8 @@ impl HeldRun<'_> {
             time_before,
             faults: self.faults.clone(),
         };
-        let log_bytes_max = self.resolved.config.supervise.log_bytes_max;
         let (run, status, faults) = (&mut self.run, &mut self.status, &mut self.faults);
-        let mut observer = AttemptObserver::new(run, status, attempt, workers, log_bytes_max, faults)?;
+        let mut observer = AttemptObserver::new(run, status, attempt, workers, &self.resolved.config, faults)?;
         let job = Job::Train(Box::new(job));
         let result = self.supervisor.run(&self.resolved.config, self.world, job, attempt, &mut observer);
         observer.display.finish();
@@ -204,22 +275,33 @@ impl HeldRun<'_> {
 
     fn report_success(&mut self, trained: &TrainSummary, output: Output) -> anyhow::Result<Value> {
         self.run.keep_configuration()?;
-        self.status.end(RunState::Ended);
+        let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
+        self.status.evaluating();
         let spent = self.status.goodput();
         self.run.note("ended", trained);
         warn_on_error(self.run.clear_failure());
         let (run, steps) = (self.run.path().display().to_string(), trained.step);
-        let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
         let loss = trained.loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"));
         let (restarts, goodput) = (self.restarts, spent.summary());
-        output.print(&format!("trained {steps} steps{loss}, {restarts} restarts, {goodput}: {run}"));
+        output.print(&wrapped(&format!("trained {steps} steps{loss}, {restarts} restarts, {goodput}"), 2, width()));
+        output.print(&format!("run:\n  {run}"));
         if let Some(found) = &trained.evaluation {
             let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
             let rows = found.rows;
-            output.print(&format!("validation, {rows} rows: {percents} % within 1 / 25 / 200 / 750 / 2500 km"));
+            let line = format!("validation, {rows} rows: {percents} % within 1 / 25 / 200 / 750 / 2500 km");
+            output.print(&wrapped(&line, 2, width()));
         }
-        let evaluated = self.evaluate(output)?;
-        output.print(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
+        let evaluated = match self.evaluate(output) {
+            Ok(evaluated) => evaluated,
+            Err(error) => {
+                let state = end_state(exit_code_of(&error));
+                self.status.evaluation_failed(state, &first_cause(&error));
+                return Err(error);
+            }
+        };
+        self.status.end(RunState::Ended);
+        let name = self.run.path().file_name().unwrap_or_default().to_string_lossy();
+        output.print(&next_commands(&name, &self.resolved.config, evaluated.is_some()));
         Ok(json!({
             "ok": true, "run": run, "step": trained.step, "from_step": trained.from_step, "loss": trained.loss,
             "skipped_steps": trained.skipped_steps, "restarts": self.restarts, "checkpoint": latest,
@@ -236,7 +318,7 @@ impl HeldRun<'_> {
             return Ok(None);
         }
         let (checkpoint, reason) = eval::choose(self.run.path(), config.eval.checkpoint)?;
-        output.print(&format!("evaluating {} ({reason})", checkpoint.path.display()));
+        output.print(&format!("evaluating ({reason}):\n  {}", checkpoint.path.display()));
         let evaluation = Evaluation {
             supervisor: &mut self.supervisor,
             resolved: self.resolved.clone(),
@@ -251,6 +333,39 @@ impl HeldRun<'_> {
     }
 }
 
+/// The state of a run after its command failed with `code`.
+fn end_state(code: ExitCode) -> RunState {
+    match code {
+        ExitCode::Interrupted | ExitCode::Preempted => RunState::Interrupted,
+        _ => RunState::Failed,
+    }
+}
+
+/// Whether the code means that the data, the configuration or the machine do not allow the training.
+fn is_refusal(code: ExitCode) -> bool {
+    use ExitCode::{BadData, Config, Corrupt, Device, NoData, WorkerIncompatible, WorkerMissing};
+    matches!(code, BadData | Config | Corrupt | Device | NoData | WorkerIncompatible | WorkerMissing)
+}
+
+/// The result of `train` for a run that has nothing left to do.
+fn at_last_step(run: &RunFolder, config: &RunConfig, output: Output) -> Result<Value, LaunchError> {
+    let (name, step) = (run.path().file_name().unwrap_or_default().to_string_lossy(), run.newest_step()?);
+    output.print(&format!(
+        "run {} is at its last step, {} of {}",
+        run.path().display(),
+        step.unwrap_or_default(),
+        config.train.steps,
+    ));
+    output.print(&next_commands(&name, config, true));
+    let latest = run.checkpoints()?.last().map(|row| run.path().join(&row.name));
+    let spent = RunStatus::read(run.path()).map(|status| status.goodput).unwrap_or_default();
+    Ok(json!({
+        "ok": true, "run": run.path(), "step": step, "from_step": step, "loss": null, "skipped_steps": 0,
+        "restarts": 0, "checkpoint": latest, "evaluation": null, "eval": null,
+        "goodput_percent": spent.percent(), "goodput": spent,
+    }))
+}
+
 /// Observes one attempt: writes logs and events, shows progress, and commits checkpoints.
 struct AttemptObserver<'a> {
     run: &'a mut RunFolder,
@@ -259,6 +374,7 @@ struct AttemptObserver<'a> {
     logs: Vec<CappedLog>,
     faults: &'a mut Vec<InjectedFault>,
     display: Display,
+    forecast: Forecast,
     /// Whether a warning about a failed write was logged.
     has_warned: bool,
     /// Injected fault: damages the first checkpoint that is committed at this step or later.
@@ -271,16 +387,16 @@ impl<'a> AttemptObserver<'a> {
         status: &'a mut StatusKeeper,
         attempt: u32,
         workers: usize,
-        log_bytes_max: u64,
+        config: &RunConfig,
         faults: &'a mut Vec<InjectedFault>,
     ) -> Result<Self, LaunchError> {
         let open = |rank: usize| {
             let path = run.log_path(attempt, rank as u32);
-            CappedLog::create(&path, log_bytes_max).map_err(LaunchError::at(path))
+            CappedLog::create(&path, config.supervise.log_bytes_max).map_err(LaunchError::at(path))
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
-        let (display, has_warned, corrupt_from) = (Display::new(), false, None);
-        Ok(Self { run, status, attempt, logs, faults, display, has_warned, corrupt_from })
+        let (display, forecast) = (Display::new(), Forecast::new(config.train.steps));
+        Ok(Self { run, status, attempt, logs, faults, display, forecast, has_warned: false, corrupt_from: None })
     }
 
     /// Logs a warning for the first failed write and ignores later ones. Lost logs must not stop the run.
@@ -299,6 +415,11 @@ impl GangObserver for AttemptObserver<'_> {
     }
 
     fn beat(&mut self, rank: usize, beat: &Beat) {
+        if rank == 0
+            && let Some(estimate) = self.forecast.beat(beat.step, Instant::now())
+        {
+            estimate.log();
+        }
         if let Some((slow, ratio)) = self.status.beat(rank, beat) {
             tracing::warn!("rank {slow} is slow: its work takes {ratio:.1} times as long as the median over all ranks");
             self.run.note("straggler", &json!({ "rank": slow, "ratio": ratio }));
@@ -325,7 +446,7 @@ impl GangObserver for AttemptObserver<'_> {
                 if fault.kind == FaultKind::CorruptCheckpoint {
                     self.corrupt_from = Some(fault.step);
                 }
-                tracing::warn!("injected: {fault:?}");
+                tracing::warn!("injected: {fault}");
                 self.run.note("injected", &json!({ "fault": fault }));
             }
             _ => {}
@@ -380,16 +501,21 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
     }
     let from = Path::new(&config.train.init_from);
     if !from.is_dir() {
-        refuse!(NoData, "train.init_from: {} is neither a run nor a checkpoint", from.display());
+        refuse!(
+            NoData,
+            "train.init_from: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {}",
+            from.display(),
+            config.checkpoint.dir
+        );
     }
-    let (checkpoint, skipped) = whole_checkpoint(from)?;
+    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about("train.init_from"))?;
     skipped.iter().for_each(|line| tracing::warn!("{line}"));
     Ok(Some(checkpoint.path))
 }
 
 /// The prefix of a new run's name: the name of the preset, or the name of the configuration file without its extension.
 fn run_name_prefix(global: &Global) -> String {
-    match &global.config {
+    match global.config.last() {
         Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),
         None => super::default_preset(global, &gpus::inventory()).to_owned(),
     }

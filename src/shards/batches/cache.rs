@@ -106,8 +106,9 @@ impl Cache {
     /// do not fit.
     fn on_device(bytes: u64, device: Device, room: Room) -> Result<(Self, String), ShardsError> {
         let Some(free) = room.device_bytes else {
+            let place = if device.is_cuda() { "a GPU whose memory is unknown" } else { "the CPU" };
             return Err(ShardsError::Config(format!(
-                "shards.cache = \"device\" needs a GPU, but this worker runs on {device:?}; \
+                "shards.cache = \"device\" needs a GPU with known free memory, but this worker runs on {place}; \
                  set shards.cache to \"auto\", \"host\" or \"none\""
             )));
         };
@@ -201,7 +202,7 @@ mod tests {
     fn explicit_cache_mode_is_never_replaced() {
         let error = choose(CacheMode::Device, 1 << 30, None).expect_err("the worker has no GPU");
         assert_eq!(error.exit_code().code(), 10);
-        assert!(error.to_string().contains("needs a GPU, but this worker runs on Cpu"), "another error: {error}");
+        assert!(error.to_string().contains("but this worker runs on the CPU"), "another error: {error}");
         let error = choose(CacheMode::Device, 1 << 30, Some(19_999)).expect_err("the rows do not fit into the GPU");
         assert!(error.to_string().contains("of GPU memory are free"), "another error: {error}");
         assert_eq!(

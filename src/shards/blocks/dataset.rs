@@ -5,6 +5,7 @@
 //! except those that the caller skips. No value is null, lists have the right width, numbers are finite and coordinates
 //! are valid. The checksum of every column chunk is compared if the manifest or the run has recorded it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use locdiff_core::config::{OnBadRows, ShardsConfig};
@@ -279,6 +280,15 @@ impl Dataset {
             }
         }
         Ok(())
+    }
+
+    /// Names of the columns in the first file. Each key says what its column holds: `latitude`, `longitude`,
+    /// `embedding` or `id`.
+    pub fn column_names(&self) -> BTreeMap<String, String> {
+        let Footer { id, latitude, longitude, views, .. } = &self.files[0];
+        let columns = [("latitude", Some(latitude)), ("longitude", Some(longitude)), ("embedding", views.first())];
+        let columns = columns.into_iter().chain([("id", id.as_ref())]);
+        columns.filter_map(|(what, column)| Some((what.to_owned(), column?.name.clone()))).collect()
     }
 
     /// Name of the identifier column, if the block's file has one.

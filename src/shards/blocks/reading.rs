@@ -209,7 +209,7 @@ impl Dataset {
 
     /// The error for a bad row of a block.
     pub(crate) fn bad_value(&self, block: u32, BadValue { column, row, reason }: BadValue) -> ShardsError {
-        ShardsError::bad(self.spot(block, Some(&column), Some(row)), reason)
+        ShardsError::BadRow { spot: Box::new(self.spot(block, Some(&column), Some(row))), reason }
     }
 
     /// Reads one view of a block. Bad coordinates and bad embeddings are set to zero and added to `found`.

@@ -15,6 +15,9 @@ use crate::shards::error::{ShardsError, Spot};
 /// Size of the last two fields of a file: the footer length and the magic number.
 const END_BYTES: usize = 8;
 
+/// What the column of embeddings is called in error messages and in the name of its configuration field.
+const EMBEDDING: &str = "embedding";
+
 /// A column of the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Column {
@@ -37,6 +40,8 @@ pub(crate) struct Footer {
     pub(crate) views: Vec<Column>,
     /// The identifier column. Its `number` is unused.
     pub(crate) id: Option<Column>,
+    /// Whether the identifier column was found by a common name, and not by the configured name.
+    pub(crate) is_id_guessed: bool,
 }
 
 /// Computes the size of a file's footer. `bytes` is the size of the file, `tail` holds the last bytes of the file, and
@@ -80,41 +85,83 @@ impl Footer {
         // Ignore the Arrow schema in the footer. Without it, all kinds of lists have the same type.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(unreadable)?;
-        let header: Vec<String> = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
-        let find = |wanted: &str| header.iter().position(|name| name == wanted);
-        let leaf = |root: usize| {
-            let schema = metadata.parquet_schema();
-            (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == root)
-        };
-        let column = |wanted: &str, is_list: bool| {
-            let root = find(wanted).ok_or_else(|| missing_column(&name, wanted, &header))?;
-            let got = metadata.schema().field(root).data_type();
-            let number = if is_list { list_element(got) } else { number_type(got) };
-            let want = if is_list { "a list of float16, float32 or float64" } else { "a float or an integer" };
-            let leaf = leaf(root).filter(|_| number.is_some());
-            let (Some(number), Some(leaf)) = (number, leaf) else {
-                return Err(ShardsError::bad(Spot::file(&name).column(wanted), format!("is {got}, wanted {want}")));
-            };
-            Ok(Column { name: wanted.to_owned(), root, leaf, number })
-        };
-        // If a coordinate column is configured by its default name and the file has no column of that name, a column
-        // with another accepted name is used. The id column must have exactly the configured name, because columns such
-        // as `image` or `file` often hold the photo itself.
-        let named = |accepted: &[&str], given: &String| match tables::columns_named(&header, accepted, Some(given))[..]
-        {
-            [root] => column(&header[root], false),
-            _ => column(given, false),
-        };
-        let latitude = named(tables::LATITUDE_NAMES, &names.latitude_column)?;
-        let longitude = named(tables::LONGITUDE_NAMES, &names.longitude_column)?;
-        let mut views = vec![column(&names.embedding_column, true)?];
-        while find(&view_column(&names.embedding_column, views.len())).is_some() {
-            views.push(column(&view_column(&names.embedding_column, views.len()), true)?);
+        let header = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
+        let columns = FileColumns { file: &name, header, metadata: &metadata };
+        let latitude = columns.find("latitude", tables::LATITUDE_NAMES, &names.latitude_column)?;
+        let longitude = columns.find("longitude", tables::LONGITUDE_NAMES, &names.longitude_column)?;
+        let mut views = vec![columns.find(EMBEDDING, tables::EMBEDDING_NAMES, &names.embedding_column)?];
+        let view = |number: usize| view_column(&views[0].name, number);
+        let further = (1..).map_while(|number| columns.header.iter().position(|name| *name == view(number)));
+        let further = further.map(|root| columns.column(root, true)).collect::<Result<Vec<_>, _>>()?;
+        views.extend(further);
+        let id = columns.id(&names.id_column);
+        let is_id_guessed = id.as_ref().is_some_and(|id| id.name != names.id_column);
+        Ok(Self { bytes, latitude, longitude, views, id, is_id_guessed, metadata: metadata.clone(), name })
+    }
+}
+
+/// The top-level columns of a file.
+struct FileColumns<'a> {
+    file: &'a str,
+    header: Vec<String>,
+    metadata: &'a ArrowReaderMetadata,
+}
+
+impl FileColumns<'_> {
+    /// Finds the column that `shards.{what}_column` names. If `given` is the default name and no column has it, looks
+    /// for the names in `accepted`, in their order, and takes the first column with a suitable type.
+    fn find(&self, what: &str, accepted: &[&str], given: &str) -> Result<Column, ShardsError> {
+        let is_list = what == EMBEDDING;
+        let found = tables::columns_named(&self.header, accepted, Some(given));
+        let usable = found.iter().find_map(|root| self.column(*root, is_list).ok());
+        match (usable, found.first()) {
+            (Some(column), _) => Ok(column),
+            (None, Some(root)) => self.column(*root, is_list),
+            (None, None) => Err(self.missing(what, accepted, given)),
         }
-        let id_name = names.id_column.clone();
-        let id = find(&id_name)
-            .and_then(|root| Some(Column { name: id_name, root, leaf: leaf(root)?, number: Number::Float64 }));
-        Ok(Self { bytes, latitude, longitude, views, id, metadata: metadata.clone(), name })
+    }
+
+    /// The column with index `root`. Fails if the column does not hold numbers or, if `is_list` is true, lists of
+    /// floats.
+    fn column(&self, root: usize, is_list: bool) -> Result<Column, ShardsError> {
+        let (name, got) = (&self.header[root], self.kind(root));
+        let number = if is_list { list_element(got) } else { number_type(got) };
+        let Some((number, leaf)) = number.zip(self.leaf(root)) else {
+            let want = if is_list { "a list of float16, float32 or float64" } else { "a float or an integer" };
+            return Err(ShardsError::bad(Spot::file(self.file).column(name), format!("is {got}, wanted {want}")));
+        };
+        Ok(Column { name: name.clone(), root, leaf, number })
+    }
+
+    /// The column with the name `given` is the identifier column. If `given` is the default name and no column has it,
+    /// the first column that has another accepted name and holds text or integers is the identifier column. Columns of
+    /// other types are not taken, because columns with names such as `image` or `file` may hold the photos themselves.
+    fn id(&self, given: &str) -> Option<Column> {
+        let is_text = |kind: &DataType| matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+        let is_suitable = |root: &usize| {
+            let kind = self.kind(*root);
+            self.header[*root] == given || is_text(kind) || kind.is_integer()
+        };
+        let root = tables::columns_named(&self.header, tables::ID_NAMES, Some(given)).into_iter().find(is_suitable)?;
+        Some(Column { name: self.header[root].clone(), root, leaf: self.leaf(root)?, number: Number::Float64 })
+    }
+
+    fn kind(&self, root: usize) -> &DataType {
+        self.metadata.schema().field(root).data_type()
+    }
+
+    fn leaf(&self, root: usize) -> Option<usize> {
+        let schema = self.metadata.parquet_schema();
+        (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == root)
+    }
+
+    fn missing(&self, what: &str, accepted: &[&str], given: &str) -> ShardsError {
+        let (found, spot) = (self.header.join(", "), Spot::file(self.file));
+        if given != accepted[0] {
+            let reason = format!("not found; the file has {found}; set shards.{what}_column to one of them");
+            return ShardsError::bad(spot.column(given), reason);
+        }
+        ShardsError::bad(spot, format!("no column for the {what}; found: {found}; name one in shards.{what}_column"))
     }
 }
 
@@ -136,12 +183,4 @@ fn number_type(kind: &DataType) -> Option<Number> {
         DataType::Int64 => Some(Number::Int64),
         _ => None,
     }
-}
-
-fn missing_column(name: &str, wanted: &str, header: &[String]) -> ShardsError {
-    let reason = format!(
-        "not found; the file has {}; set the name in `shards.*_column` of the configuration",
-        header.join(", ")
-    );
-    ShardsError::bad(Spot::file(name).column(wanted), reason)
 }

@@ -129,7 +129,12 @@ fn describe_block(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let found = (0..blocks.views()).find_map(|view| blocks.read(block, view, &mut into).err());
     let others =
         if rows.len() > 1 { format!(" (and {} more in this row group)", rows.len() - 1) } else { String::new() };
-    found.map_or_else(|| format!("block {block}: row {}{others}", rows[0]), |error| format!("{error}{others}"))
+    match found {
+        None => format!("block {block}: row {}{others}", rows[0]),
+        // The row is left out already, so the error's advice to leave it out is not repeated.
+        Some(ShardsError::BadRow { spot, reason }) => format!("{spot}: {reason}{others}"),
+        Some(error) => format!("{error}{others}"),
+    }
 }
 
 /// Runs `body`, which reads a block, and turns a panic into an error.

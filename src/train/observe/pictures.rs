@@ -19,15 +19,16 @@ const POINTS_TOGETHER: usize = 2048;
 pub(in crate::train) struct PictureData {
     /// True places and answers of this rank's first rows.
     pub(in crate::train) answers: Vec<Answer>,
-    /// For each sampler step of the first sample of the first row: the timestep, and the scaled prediction x̂_0 `[1,
-    /// d]`.
+    /// The chain of the first sample of the first row, as timesteps and scaled codes `[1, d]`: the noise at which the
+    /// chain starts, then the prediction x̂_0 of each sampler step.
     pub(in crate::train) chain: Vec<(usize, Tensor)>,
 }
 
-/// Draws the density of the first sample at up to [`FRAMES`] sampler steps, from the first step to the last. Returns
+/// Draws the density of the first sample on up to [`FRAMES`] maps, from the noise to the last sampler step. Returns
 /// `None` if this rank located no rows.
 ///
-/// The density at a point is p ∝ exp(x̂_0 · Y), where Y is the code of the point. The KL loss uses the same density.
+/// The density at a point is p ∝ exp(x · Y), where x is the noise or the prediction x̂_0, and Y is the code of the
+/// point. The KL loss uses the same density.
 pub(in crate::train) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Picture>, TrainError> {
     let (Some(first), false) = (seen.answers.first(), seen.chain.is_empty()) else { return Ok(None) };
     let _without_gradients = tch::no_grad_guard();

@@ -17,8 +17,8 @@ fn number_of_workers_does_not_change_any_answer() {
     for workers in [1, 2, 4] {
         let ran = stage.run(&format!("--json --workers {workers} eval --hybrid"));
         ran.exits_with(ExitCode::Success)
-            .stderr_has("checkpoints/small")
-            .stderr_has("step-00000040 (newest whole checkpoint)");
+            .stderr_has("checkpoint (newest whole checkpoint):\n  ")
+            .stderr_has("checkpoints/small/step-00000040\n");
         let files = [
             "truth.csv",
             "samples.csv",

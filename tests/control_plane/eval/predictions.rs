@@ -98,6 +98,7 @@ fn predictions_with_a_truth_file_need_no_worker() {
     );
     // If the truth is in shards, a worker must read it.
     std::fs::create_dir(stage.path().join("shards")).expect("the parent folder exists");
+    std::fs::write(stage.path().join("shards/a.parquet"), "").expect("the test folder is writable");
     stage.run(&format!("{score} shards.test=shards")).exits_with(ExitCode::WorkerMissing);
 }
 

@@ -34,7 +34,7 @@ fn missing_run_and_invalid_flags_are_explained() {
 fn mismatched_data_and_settings_are_refused_with_the_reason() {
     let stage = stage();
     let ran = stage.run("--set shards.test=shards/nowhere eval");
-    ran.exits_with(ExitCode::NoData).stderr_has("shards/nowhere").stderr_has("shards simulate");
+    ran.exits_with(ExitCode::NoData).stderr_has("no shards at shards/nowhere (shards.test); shards/ has: test, train");
     std::fs::create_dir(stage.path().join("shards/empty")).expect("the parent folder exists");
     stage.run("--set shards.test=shards/empty eval").exits_with(ExitCode::NoData).stderr_has("shards/empty");
     std::fs::write(stage.path().join("narrow.csv"), "id,lat,lon\na,1,2\nb,3,4\n").expect("the test folder is writable");
@@ -122,7 +122,7 @@ fn settings_are_never_tuned_on_test_data() {
         "{tuned}"
     );
     let ran = stage.run("--json eval --hybrid");
-    ran.exits_with(ExitCode::Success).stderr_has("settings of checkpoints/small/eval/tuned.toml (tuned on 100 photos");
+    ran.exits_with(ExitCode::Success).stderr_has("  checkpoints/small/eval/tuned.toml\n  tuned on 100 photos");
     let path = stage.path().join("checkpoints/small/eval/report.txt");
     let report = std::fs::read_to_string(path).expect("`eval` wrote a report");
     for line in tuned.lines().filter(|line| line.contains(" = ")) {

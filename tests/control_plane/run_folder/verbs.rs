@@ -25,7 +25,7 @@ fn run_in(stage: &Stage, name: &str) -> RunFolder {
 fn checkpoints_are_listed_and_verified_without_a_worker() {
     let stage = Stage::new(Worker::None);
     stage.run("checkpoint list").exits_with(ExitCode::NoData).stderr_has("no runs in checkpoints");
-    stage.run("checkpoint verify nowhere").exits_with(ExitCode::NoData).stderr_has("nowhere is not a run");
+    stage.run("checkpoint verify nowhere").exits_with(ExitCode::NoData).stderr_has("no run `nowhere` in checkpoints");
     // The run stays locked during the whole test. The verbs that only read must work nevertheless.
     let held = run_in(&stage, "first");
     for named in ["", "first", "checkpoints/first", "--run first"] {
@@ -60,7 +60,7 @@ fn export_needs_a_whole_checkpoint_and_an_unused_name() {
     let held = run_in(&stage, "first");
     std::fs::write(stage.path().join("there"), "mine").expect("the test folder is writable");
     stage.run("checkpoint export first --out there").exits_with(ExitCode::Exists).stderr_has("--overwrite");
-    stage.run("checkpoint export none --out x").exits_with(ExitCode::NoData).stderr_has("none is not a run");
+    stage.run("checkpoint export none --out x").exits_with(ExitCode::NoData).stderr_has("no run `none` in checkpoints");
     std::fs::remove_file(held.path().join("step-00000030/part-0")).expect("the file exists");
     let damaged = held.path().join("step-00000030");
     let ran = stage.run(&format!("checkpoint export {} --out x", damaged.display()));
@@ -102,6 +102,7 @@ fn newest_whole_checkpoint_is_exported() {
     }
     let damaged = folder.path().join("step-00000002/ema-00-of-01.safetensors");
     std::fs::write(damaged, "damaged").expect("the test folder is writable");
+    std::fs::create_dir(stage.path().join("out")).expect("the test folder is writable");
     let ran = stage.run("checkpoint export first --out out/model.safetensors --json --device cpu");
     let json = ran.exits_with(ExitCode::Success).stderr_has("step-00000002: ").stderr_has("skipped").json();
     assert_eq!((&json["step"], &json["degree"], &json["tensors"]), (&1.into(), &23.into(), &1.into()), "{json}");

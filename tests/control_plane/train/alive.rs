@@ -211,7 +211,7 @@ fn worker_logs_are_capped() {
 fn line_of_all_ranks_is_shown_once() {
     let stage = Stage::new(Worker::Fake("same-line"));
     let ran = stage.run("--workers 3 --device cpu self-check");
-    ran.exits_with(ExitCode::Success).stderr_has("ranks 0-2: the same line").stderr_has("rank 1: rank 1 has started");
+    ran.exits_with(ExitCode::Success).stderr_has("[ranks 0-2] the same line").stderr_has("[rank 1] rank 1 has started");
     assert_eq!(ran.stderr.matches("the same line").count(), 1, "{}", ran.stderr);
 }
 

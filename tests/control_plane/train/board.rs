@@ -8,7 +8,7 @@ use crate::python_support::run_python;
 use crate::stage::Stage;
 
 fn read_events(stage: &Stage, run: &str) -> Value {
-    let printed = run_python("tests/data_plane/read_events.py", &[&run_dir(stage, run).join("tensorboard")]);
+    let printed = run_python("tests/data_plane/read_events.py", &[&run_dir(stage, run)]);
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
 }
 
@@ -43,7 +43,9 @@ fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     let series = found["histograms"]["weights/down1.x.weight"].as_array().expect("the tag has events");
     let counts = series.iter().map(total_count);
     assert!(counts.into_iter().all(|count| count == 144.0 * 144.0));
-    for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 200])] {
+    // The density picture has five maps, in two rows: one of the initial noise, and one for each of the four sampler
+    // steps.
+    for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 406])] {
         let series = &found["images"][tag];
         assert_eq!(steps(series), images, "{tag}");
         for event in series.as_array().expect("the tag has pictures") {

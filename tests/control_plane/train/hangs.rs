@@ -71,7 +71,7 @@ fn rank_that_cannot_open_its_data_is_named() {
         .stderr_has("in phase data, while others wait in broadcast of group world")
         .stderr_has("stuck at:");
     assert_eq!(events(&stage, "stuck", "attempt").len(), 2, "wrong number of attempts");
-    // A job without a run is restarted too.
+    // A job that belongs to no run, such as `shards inspect`, is restarted too.
     let limits = "--set supervise.data_timeout_s=2 --set supervise.stop_timeout_s=1 --max-restarts 1";
     stage
         .run(&format!("--device cpu {limits} shards inspect shards/pipe"))

@@ -8,10 +8,15 @@ use super::support::{BASE, run_dir, stage, stage_of, tensors, train};
 use crate::stage::{Stage, Worker, eventually, wait};
 
 #[test]
-fn missing_shards_suggest_the_command_that_makes_them() {
+fn missing_shards_are_named_with_their_field_and_the_data_that_exists() {
     let stage = Stage::new(Worker::Real);
+    std::fs::create_dir_all(stage.path().join("shards/mp16")).expect("the test folder is writable");
     let ran = stage.run("--device cpu train");
-    ran.exits_with(ExitCode::NoData).stderr_has("shards simulate --out shards/demo/train");
+    ran.exits_with(ExitCode::NoData)
+        .stderr_has("no shards at shards/demo/train (shards.train); shards/ has: mp16; `locdiff-launch demo` makes");
+    let ran = stage.run("--device cpu --set shards.train=shards/mp61 train");
+    ran.exits_with(ExitCode::NoData).stderr_has("no shards at shards/mp61 (shards.train); shards/ has: mp16");
+    assert!(!ran.stderr.contains("simulate"), "{}", ran.stderr);
     assert!(!stage.path().join("checkpoints").exists(), "a run folder was created");
 }
 
@@ -65,6 +70,10 @@ fn run_without_a_checkpoint_may_change_its_configuration() {
     assert!(!run_dir(&stage, "new").exists(), "a run folder was created");
     let ran = train(&stage, "new", "--workers 1 --set train.global_batch=1000 --set train.steps=4");
     ran.exits_with(ExitCode::Config).stderr_has("lower train.global_batch");
+    let killed = "--workers 1 --set train.steps=4 --set train.global_batch=120 --max-restarts 0";
+    let ran = stage.run(&format!("{BASE} --run new {killed} train --inject kill@rank=0,step=2"));
+    ran.exits_with(ExitCode::WorkerFailed);
+    assert!(run_dir(&stage, "new").exists(), "the run of a killed worker is gone");
     train(&stage, "new", "--workers 1 --set train.steps=4").exits_with(ExitCode::Success);
 }
 

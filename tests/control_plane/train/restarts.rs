@@ -15,6 +15,7 @@ use crate::stage::{Ran, Stage, Worker, eventually, signal, wait};
 fn fake(mode: &'static str) -> Stage {
     let stage = Stage::new(Worker::Fake(mode));
     std::fs::create_dir_all(stage.path().join("shards/small")).expect("the test folder is writable");
+    std::fs::write(stage.path().join("shards/small/a.parquet"), "").expect("the test folder is writable");
     stage
 }
 

@@ -20,7 +20,10 @@ fn status_shows_a_run_from_its_first_step_to_its_end_and_a_vanished_launcher_is_
     let settings = "--workers 2 --set train.steps=9 --set checkpoint.every=3";
     let ran = stage.run("--device cpu --json status");
     assert_eq!(ran.exits_with(ExitCode::Success).json()["runs"], Value::Array(Vec::new()));
-    stage.run("--device cpu --run run status").exits_with(ExitCode::NoData).stderr_has("run is not a run");
+    stage
+        .run("--device cpu --run run status")
+        .exits_with(ExitCode::NoData)
+        .stderr_has("no run `run` in checkpoints; there are no runs");
 
     // The hang holds the run at step 8. By then, seven steps have been reported, and at least one checkpoint has been
     // committed.
@@ -70,7 +73,7 @@ fn status_shows_the_last_failure_and_the_goodput_what_it_cost() {
     let failed = status(&stage);
     assert_eq!(failed["state"], "failed");
     assert!(failed["failure"].as_str().is_some_and(|text| text.contains("killed by SIGKILL")), "{failed}");
-    let ran = stage.run(&format!("{BASE} --run run {settings} train {kill}"));
+    let ran = stage.run(&format!("{BASE} --run run {settings} --max-restarts 3 train {kill}"));
     let result = ran.exits_with(ExitCode::Success).json();
     assert!(result["goodput"]["restart_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{result}");
     assert_eq!((&status(&stage)["state"], &status(&stage)["restarts"]), (&"ended".into(), &1.into()));

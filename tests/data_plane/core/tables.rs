@@ -76,7 +76,8 @@ fn every_accepted_column_name_is_found_in_every_file_format() {
 fn readme_lists_the_accepted_column_names() {
     let readme =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the file can be read");
-    for (column, names) in [("id", ID_NAMES), ("latitude", LATITUDE_NAMES), ("longitude", LONGITUDE_NAMES)] {
+    let columns = [("id", ID_NAMES), ("latitude", LATITUDE_NAMES), ("longitude", LONGITUDE_NAMES)];
+    for (column, names) in columns.into_iter().chain([("embedding", tables::EMBEDDING_NAMES)]) {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
         let line = format!("| {column} | {} |", names.join(", "));
         assert!(readme.contains(&line), "README.md lacks: {line}");

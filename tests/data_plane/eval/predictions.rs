@@ -109,7 +109,7 @@ fn invalid_truth_files_are_refused() {
         let error = Truth::read(&file(scratch.path(), "truth.csv", text.as_bytes())).expect_err("the input is invalid");
         (error.exit_code().code(), error.to_string())
     };
-    assert!(refusal("lat,lon\n1,1\n").1.contains("no id column; accepted names: id, path, image_id"));
+    assert!(refusal("lat,lon\n1,1\n").1.contains("no id column; accepted names: id, image_id"));
     assert!(refusal("path,lat,lon\na,1,1\na,2,2\n").1.contains("rows 0 and 1 both have the id `a`"));
     let (code, text) = refusal("path,lat,lon\n");
     assert!(code == 20 && text.contains("has no rows"), "{code}: {text}");

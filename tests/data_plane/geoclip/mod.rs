@@ -96,7 +96,13 @@ fn damaged_wheels_and_folders_are_refused() {
     let error = geoclip::import(&scratch.path().join("none.whl"), &out, false).expect_err("the wheel is missing");
     assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
     assert!(!out.exists());
-    geoclip::import(&wheel(), &out, false).expect("the wheel is intact");
+    let (manifest, is_written) = geoclip::import(&wheel(), &out, false).expect("the wheel is intact");
+    assert!(is_written);
+    // The folder already has these weights, so nothing is written. A damaged folder is refused.
+    let again = geoclip::import(&wheel(), &out, false).expect("the folder is intact");
+    assert_eq!(again, (manifest, false));
+    let licence = std::fs::read(out.join("LICENSE")).expect("the file is readable");
+    std::fs::write(out.join("LICENSE"), &licence[1..]).expect("the file can be written");
     assert!(matches!(geoclip::import(&wheel(), &out, false), Err(GeoclipError::Exists(_))));
     geoclip::import(&wheel(), &out, true).expect("`--overwrite` replaces a folder of weights");
     assert_eq!(Geoclip::open(&out).expect("all checksums match").places().len(), 100_000);

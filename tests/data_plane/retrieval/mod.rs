@@ -122,8 +122,8 @@ fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
     let config = RetrievalConfig { geoclip: folder().display().to_string(), ..RetrievalConfig::default() };
     let geoclip = Geoclip::open(Path::new(&config.geoclip)).expect("the folder has real weights");
     let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("the weights have an encoder"), 2);
-    let gallery = Gallery::open(&config, &geoclip, &embedder, |_| ()).expect("the gallery is valid");
-    let again = Gallery::open(&config, &geoclip, &embedder, |_| {
+    let gallery = Gallery::open(&config, &geoclip, &embedder, |_, _| ()).expect("the gallery is valid");
+    let again = Gallery::open(&config, &geoclip, &embedder, |_, _| {
         panic!("the embeddings were computed again, so they were not cached")
     })
     .expect("the gallery is valid");
@@ -237,6 +237,25 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
     }
 }
 
+#[test]
+fn automatic_head_fits_the_data_and_the_reason_is_given() {
+    use RetrievalHead::{Geoclip, Knn, Linear};
+    for (width, image_head, mean_length, has_geoclip, want, reason) in [
+        (768, DataHead::Linear, 1.0, true, Linear, "simulated"),
+        (768, DataHead::Geoclip, 14.0, true, Geoclip, "manifest"),
+        (768, DataHead::Unknown, 14.0, true, Geoclip, "768 numbers"),
+        (768, DataHead::Unknown, 1.001, true, Knn, "normalised"),
+        (768, DataHead::Unknown, 14.0, false, Knn, "geoclip import"),
+        (768, DataHead::Linear, 1.0, false, Knn, "geoclip import"),
+        (512, DataHead::Unknown, 1.0, true, Knn, "the embeddings have 512 numbers, and GeoCLIP's have 768"),
+    ] {
+        let facts = DataFacts { location: "shards/x".into(), width, image_head, mean_length: Some(mean_length) };
+        let (head, text) = facts.fitting_head(has_geoclip);
+        assert!(head == want && text.contains(reason), "{facts:?}: {head:?}, because {text}");
+        check_head(head, &facts).expect("the chosen head can be used");
+    }
+}
+
 /// The manifest of a folder states the origin of its files. A file that is opened alone, by a glob or through a link
 /// has the same origin.
 #[test]
@@ -312,12 +331,13 @@ fn retrieval_opens_training_photos_as_a_gallery() {
     assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards::support::WIDTH, true));
     let config = RetrievalConfig { head: RetrievalHead::Knn, ..RetrievalConfig::default() };
     let open = |config: &RetrievalConfig, facts: &DataFacts| {
-        retrieval_data::open(config, &shards, facts, Device::Cpu, 1, |_| ())
+        retrieval_data::open(config, &shards, facts, Device::Cpu, 1, |_, _| ())
     };
     let (gallery, head) = open(&config, &facts).expect("the gallery is valid");
     assert_eq!((gallery.points().len() as u64, head.factor()), (dataset.rows(), config.knn_scale));
     let error = open(&config, &DataFacts { width: 7, ..facts.clone() }).expect_err("the widths differ");
     assert!(error.to_string().contains("width 7") && error.to_string().contains("the same encoder"), "{error}");
-    let error = open(&RetrievalConfig::default(), &facts).expect_err("the embeddings are not CLIP features");
+    let geoclip = RetrievalConfig { head: RetrievalHead::Geoclip, ..RetrievalConfig::default() };
+    let error = open(&geoclip, &facts).expect_err("the embeddings are not CLIP features");
     assert_eq!(error.exit_code().code(), 10, "{error}");
 }

@@ -1,14 +1,15 @@
 //! Parquet files that pyarrow, Polars and DuckDB have written give the same rows as shards that this program has
 //! written. `tests/golden/shards/make_fixtures.py` made the files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::types::Float32Type;
-use arrow_array::{ArrayRef, Float64Array, ListArray, RecordBatch};
+use arrow_array::{ArrayRef, Float64Array, ListArray, RecordBatch, StringArray};
 use locdiff::shards::{BlockRows, Blocks, Dataset};
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::tables;
 use parquet::arrow::ArrowWriter;
 
 use crate::shards::support::{WIDTH, expected, problems, read_all, write};
@@ -145,23 +146,60 @@ fn column_names_come_from_the_configuration() {
     assert_ne!(one.fingerprint(), many.fingerprint());
 }
 
+/// Writes a Parquet file with two rows. The columns in `texts` hold text, and those in `lists` hold embeddings. Of the
+/// columns in `degrees`, the first holds latitudes and the second holds longitudes.
+fn write_named(path: &Path, texts: &[&str], degrees: &[&str], lists: &[&str]) {
+    let text = || Arc::new(StringArray::from(vec!["a", "b"])) as ArrayRef;
+    let values = [[47.0, -33.0], [8.0, 151.0], [1.0, 2.0]].map(|values| Arc::new(Float64Array::from(values.to_vec())));
+    let embedding =
+        ListArray::from_iter_primitive::<Float32Type, _, _>([[0.5, 1.0], [1.5, 2.0]].map(|row| Some(row.map(Some))));
+    let texts = texts.iter().map(|name| (*name, text()));
+    let degrees = degrees.iter().zip(values).map(|(name, values)| (*name, values as ArrayRef));
+    let lists = lists.iter().map(|name| (*name, Arc::new(embedding.clone()) as ArrayRef));
+    let batch = RecordBatch::try_from_iter(texts.chain(degrees).chain(lists)).expect("the columns have equal lengths");
+    let file = std::fs::File::create(path).expect("the file can be created");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("the schema is valid");
+    writer.write(&batch).expect("the file can be written");
+    writer.close().expect("the file can be written");
+}
+
+#[test]
+fn every_common_column_name_is_found_in_upper_and_lower_case() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
+    let path = folder.path().join("foreign.parquet");
+    let open = |config: &ShardsConfig| Dataset::open(&path.display().to_string(), config);
+    let found = || open(&ShardsConfig::default()).expect("the columns are found").column_names();
+    let lists = [tables::ID_NAMES, tables::LATITUDE_NAMES, tables::LONGITUDE_NAMES, tables::EMBEDDING_NAMES];
+    let most = lists.iter().map(|names| names.len()).max().expect("there are lists");
+    for number in 0..most {
+        let lower = lists.map(|names| names[number % names.len()].to_owned());
+        for names in [lower.clone(), lower.map(|name| name.to_uppercase())] {
+            let [id, latitude, longitude, embedding] = names.each_ref().map(String::as_str);
+            write_named(&path, &[id], &[latitude, longitude], &[embedding]);
+            let want = [("embedding", embedding), ("id", id), ("latitude", latitude), ("longitude", longitude)];
+            assert_eq!(found(), want.map(|(what, name)| (what.to_owned(), name.to_owned())).into());
+        }
+    }
+    // If several columns have common names, the name that comes first in the list of common names is used. Columns of
+    // the wrong type are skipped.
+    write_named(&path, &["path", "clip", "image_id"], &["latitude", "long", "lng"], &["vector", "features", "file"]);
+    let names: Vec<String> = found().into_values().collect();
+    assert_eq!(names, ["features", "image_id", "latitude", "lng"]);
+    let error = open(&ShardsConfig { embedding_column: "clap".into(), ..ShardsConfig::default() });
+    let error = error.err().expect("a configured column must exist").to_string();
+    assert!(error.contains("column `clap`: not found; the file has path, clip, image_id, latitude"), "{error}");
+    write_named(&path, &["image_path"], &["lat", "lon"], &["numbers"]);
+    let error = open(&ShardsConfig::default()).err().expect("no column holds embeddings");
+    assert_eq!(error.exit_code(), ExitCode::BadData);
+    let want = "no column for the embedding; found: image_path, lat, lon, numbers; name one in shards.embedding_column";
+    assert!(error.to_string().ends_with(want), "{error}");
+}
+
 #[test]
 fn common_names_of_coordinate_columns_are_found() {
     let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let path = folder.path().join("foreign.parquet");
-    let degrees = |values: [f64; 2]| Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
-    let embedding =
-        ListArray::from_iter_primitive::<Float32Type, _, _>([[0.5, 1.0], [1.5, 2.0]].map(|row| Some(row.map(Some))));
-    let columns = [
-        ("Latitude", degrees([47.0, -33.0])),
-        ("lng", degrees([8.0, 151.0])),
-        ("embedding", Arc::new(embedding) as ArrayRef),
-    ];
-    let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
-    let file = std::fs::File::create(&path).expect("the file can be created");
-    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("the schema is valid");
-    writer.write(&batch).expect("the file can be written");
-    writer.close().expect("the file can be written");
+    write_named(&path, &[], &["Latitude", "lng"], &["embedding"]);
     let location = path.display().to_string();
     let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("the shards are valid");
     let mut rows = BlockRows::default();

@@ -23,9 +23,10 @@ impl CheckpointConfig {
             checker.push("checkpoint.dir", "is empty, wanted a folder");
         }
         if self.run.starts_with('.') || self.run.contains(['/', '\0']) {
-            checker.push("checkpoint.run", format!("is \"{}\", wanted a plain folder name", self.run));
+            let message = "wanted a name without slashes or a leading dot; checkpoint.dir names the folder of all runs";
+            checker.push("checkpoint.run", format!("is \"{}\", {message}", self.run));
         }
-        checker.within("checkpoint.every", self.every, 1..=u64::MAX);
+        checker.within("checkpoint.every", self.every, 1..);
         checker.within("checkpoint.keep", self.keep, 1..=100_000);
     }
 }

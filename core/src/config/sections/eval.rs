@@ -35,13 +35,65 @@ pub enum Aggregator {
 
 /// Which checkpoint of a run to evaluate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
+#[serde(into = "CheckpointName", try_from = "CheckpointName")]
 pub enum CheckpointChoice {
     /// The newest intact checkpoint.
     Newest,
     /// The checkpoint with the highest validation score.
     Best,
+    /// The checkpoint of this step.
+    Step(u64),
+}
+
+/// A [`CheckpointChoice`] in a configuration file: "newest", "best" or a number.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum CheckpointName {
+    Step(u64),
+    Word(String),
+    Other(f64),
+}
+
+impl From<CheckpointChoice> for CheckpointName {
+    fn from(choice: CheckpointChoice) -> Self {
+        match choice {
+            CheckpointChoice::Newest => Self::Word("newest".to_owned()),
+            CheckpointChoice::Best => Self::Word("best".to_owned()),
+            CheckpointChoice::Step(step) => Self::Step(step),
+        }
+    }
+}
+
+impl TryFrom<CheckpointName> for CheckpointChoice {
+    type Error = &'static str;
+
+    fn try_from(name: CheckpointName) -> Result<Self, Self::Error> {
+        match name {
+            CheckpointName::Step(step) => Ok(Self::Step(step)),
+            CheckpointName::Word(word) if word == "newest" => Ok(Self::Newest),
+            CheckpointName::Word(word) if word == "best" => Ok(Self::Best),
+            _ => Err("wanted \"newest\", \"best\" or the step of a checkpoint"),
+        }
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for CheckpointChoice {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "CheckpointChoice".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "oneOf": [
+            { "const": "newest", "description": "The newest intact checkpoint." },
+            { "const": "best", "description": "The checkpoint with the highest validation score." },
+            { "type": "integer", "minimum": 0, "description": "The checkpoint of this step." },
+        ] })
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
 }
 
 /// The points that codes are decoded to.
@@ -51,7 +103,7 @@ pub enum CheckpointChoice {
 pub enum DecodeAnchors {
     /// An even grid of `grid_points` points on the sphere.
     Grid,
-    /// The points of `retrieval.gallery`. If `retrieval.head` is "knn" and no gallery is set: the locations of the
+    /// The points of `retrieval.gallery`. If the retrieval head is "knn" and no gallery is set: the locations of the
     /// training rows.
     Gallery,
 }
@@ -61,7 +113,7 @@ section! {
     pub struct EvalConfig {
         /// CSV or Parquet file with ids and true coordinates of the test rows. "": the coordinates in the shards.
         pub truth: String = String::new(),
-        /// Which checkpoint of a run to evaluate.
+        /// Which checkpoint of a run to evaluate: "newest", "best", or the step of a checkpoint.
         pub checkpoint: CheckpointChoice = CheckpointChoice::Newest,
         /// Distances at which accuracy is reported, km, in increasing order.
         pub thresholds_km: Vec<f64> = vec![1.0, 25.0, 200.0, 750.0, 2500.0],

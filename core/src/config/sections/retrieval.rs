@@ -1,5 +1,7 @@
 //! `[retrieval]`: the retrieval step of LocDiff-H.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::config::errors::Checker;
@@ -9,6 +11,9 @@ use crate::config::errors::Checker;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RetrievalHead {
+    /// If GeoCLIP's weights exist: "linear" for simulated photos, "geoclip" for CLIP features that are not normalised.
+    /// In all other cases: "knn".
+    Auto,
     /// GeoCLIP's image head, for CLIP ViT-L/14 features.
     Geoclip,
     /// The transpose of the projection that made the embeddings, for simulated shards.
@@ -44,7 +49,7 @@ section! {
         /// Search radius, km.
         pub radius_km: f64 = 200.0,
         /// How a stored embedding becomes a query.
-        pub head: RetrievalHead = RetrievalHead::Geoclip,
+        pub head: RetrievalHead = RetrievalHead::Auto,
         /// Which gallery points LocDiff-H considers, and how it chooses one.
         pub mode: HybridMode = HybridMode::Fusion,
         /// Weight of the samples' log density in the score of "fusion" and "consensus".
@@ -60,6 +65,20 @@ section! {
 }
 
 impl RetrievalConfig {
+    /// Whether the folder of GeoCLIP's weights has a manifest.
+    pub fn has_geoclip(&self) -> bool {
+        Path::new(&self.geoclip).join("manifest.json").exists()
+    }
+
+    /// Whether the head may need GeoCLIP's weights. The head "auto" uses them only if they exist.
+    pub fn may_need_geoclip(&self) -> bool {
+        match self.head {
+            RetrievalHead::Auto => self.has_geoclip(),
+            RetrievalHead::Geoclip | RetrievalHead::Linear => true,
+            RetrievalHead::Knn => false,
+        }
+    }
+
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if self.geoclip.is_empty() {
             checker.push("retrieval.geoclip", "is empty, wanted a folder");

@@ -52,7 +52,9 @@ section! {
         pub validation: String = String::new(),
         /// Rows for `eval`.
         pub test: String = "shards/test".into(),
-        /// Name of the identifier column. In files without this column, row numbers are the identifiers.
+        /// Name of the identifier column. In files without this column, row numbers are the identifiers. If the
+        /// field has its default, columns with other common names are found too. The same holds for the next three
+        /// fields.
         pub id_column: String = "id".into(),
         /// Name of the column with the latitude in degrees.
         pub latitude_column: String = "lat".into(),
@@ -80,10 +82,14 @@ section! {
 }
 
 impl ShardsConfig {
+    /// Whether a location is a path, not a glob or a URL.
+    pub fn is_path(location: &str) -> bool {
+        !location.contains("://") && !location.contains(['*', '?', '['])
+    }
+
     /// Whether shards may exist at a location. Paths are checked; globs and URLs are assumed to exist.
     pub fn may_exist_at(location: &str) -> bool {
-        let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
-        !location.is_empty() && (!is_plain || Path::new(location).exists())
+        !location.is_empty() && (!Self::is_path(location) || Path::new(location).exists())
     }
 
     pub(in crate::config) fn check(&self, checker: &mut Checker) {

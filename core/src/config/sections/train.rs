@@ -110,8 +110,8 @@ impl TrainConfig {
         checker.not_negative("train.clip_norm", self.clip_norm);
         checker.within("train.ema_decay", self.ema_decay, 0.0..1.0);
         checker.within("train.threads", self.threads, 1..=1024);
-        checker.within("train.nonfinite_steps_max", self.nonfinite_steps_max, 1..=u32::MAX);
-        checker.within("train.log_every", self.log_every, 1..=u64::MAX);
+        checker.within("train.nonfinite_steps_max", self.nonfinite_steps_max, 1..);
+        checker.within("train.log_every", self.log_every, 1..);
         if let Some(peak_tflops) = self.peak_tflops.value() {
             checker.positive("train.peak_tflops", peak_tflops);
         }

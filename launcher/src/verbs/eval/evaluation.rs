@@ -3,26 +3,34 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, ShardsConfig, ValueOrigin};
+use locdiff_core::cgroup::memory_available_bytes;
+use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
-use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job};
+use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
+use locdiff_core::tensorboard::board_folder;
 use locdiff_core::tuning::{self, Choice, Hybrid, choose};
 use serde_json::{Value, json};
 
 use super::files::EvalFolder;
-use super::gather::Gather;
+use super::gather::{GalleryProgress, Gather};
 use super::published;
 use super::score::{BoardTarget, ScoreTask};
 use super::table::{self, Row, data_summary};
-use crate::error::{LaunchError, exit_code_of, reported};
+use crate::error::{LaunchError, exit_code_of};
 use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
-use crate::supervisor::{Echo, Supervisor};
+use crate::supervisor::Supervisor;
+use crate::terminal::{Display, width, wrapped};
+use crate::verbs::locations::require_shards;
+use crate::verbs::paths::require_file;
 use crate::verbs::restarts::try_again;
 
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Width of the tables in `report.txt`, in columns.
+const REPORT_WIDTH: usize = 120;
 
 /// Number of folds of the cross-validation, which checks the choice of settings. Each fold holds the photos of one part
 /// of the Earth.
@@ -48,8 +56,10 @@ impl Evaluation<'_> {
         let (gather, summary) = self.locate(&config.shards.test, hybrid, false)?;
         let folder = self.folder()?;
         let (truth, answers) = folder.write_answers(&gather)?;
+        // LocDiff-H if it was evaluated, else LocDiff.
+        let best = answers.last().map_or(Method::Locdiff, |answers| answers.method);
         let lock_first = (!self.is_held).then(|| self.run.to_owned());
-        let board = BoardTarget { folder: self.run.join("tensorboard"), step: summary.step, lock_first };
+        let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first };
         let (thresholds_km, seed, data) =
             (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary));
         let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };
@@ -58,14 +68,19 @@ impl Evaluation<'_> {
         if is_table1 {
             rows.extend(published::rows_for(&config.eval.thresholds_km).into_iter().map(Row::Published));
         }
-        let text = table::text(&data, &config.eval.thresholds_km, &rows) + &table::notes(&rows, &differences);
+        let text = |width: usize| {
+            table::text(&data, &config.eval.thresholds_km, &rows, width) + &table::notes(&rows, &differences, width)
+        };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
             "rows": rows, "differences": differences,
         });
-        let paths = folder.write_report(&result, &text, &config)?;
-        self.output.print(&text);
-        paths.iter().for_each(|path| self.output.print(&path.display().to_string()));
+        let report = folder.write_report(&result, &text(REPORT_WIDTH), &config)?;
+        self.output.print(&text(width()));
+        let answers = folder.answers_path(best);
+        for (what, path) in [("answers", answers), ("report", report)] {
+            self.output.print(&format!("{what}:\n  {}", path.display()));
+        }
         Ok(result)
     }
 
@@ -91,8 +106,8 @@ impl Evaluation<'_> {
             self.run.display(),
         );
         let path = self.folder()?.write_tuned(&origin, &setting)?;
-        self.output.print(&format!("{origin}\n{}", toml::to_string(&setting)?.trim_end()));
-        self.output.print(&path.display().to_string());
+        self.output.print(&wrapped(&origin, 2, width()));
+        self.output.print(&format!("{}settings:\n  {}", toml::to_string(&setting)?, path.display()));
         let mut choice = json!(chosen);
         choice["words"] = json!(summary_text);
         choice["settings_tried"] = json!(tuning::settings().len());
@@ -118,7 +133,8 @@ impl Evaluation<'_> {
     /// summary.
     fn locate(&mut self, data: &str, hybrid: HybridRequest, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
         let config = self.resolved.config.clone();
-        let needs_gallery = hybrid != HybridRequest::No && config.retrieval.head != RetrievalHead::Knn;
+        require_files(&config, data, hybrid)?;
+        let needs_gallery = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
         let job = EvalJob { config, checkpoint: self.checkpoint.path.clone(), data: data.to_owned(), hybrid, tune };
         if needs_gallery {
             self.embed_gallery(&job)?;
@@ -126,7 +142,9 @@ impl Evaluation<'_> {
         let (config, world, job) = (&self.resolved.config, &self.world, Job::Eval(Box::new(job)));
         try_again(self.supervisor, &config.supervise, |supervisor| {
             let mut gather = Gather::default();
-            let summary: EvalSummary = supervisor.run(config, world, job.clone(), 0, &mut gather)?.first()?;
+            let found = supervisor.run(config, world, job.clone(), 0, &mut gather);
+            gather.display.finish();
+            let summary: EvalSummary = found?.first()?;
             gather.check(summary.rows)?;
             Ok((gather, summary))
         })
@@ -137,9 +155,24 @@ impl Evaluation<'_> {
         let world = self.world.clone().first_worker_only(cores());
         let (config, job) = (&self.resolved.config, Job::Gallery(Box::new(job.clone())));
         try_again(self.supervisor, &config.supervise, |supervisor| {
-            supervisor.run::<GalleryEmbedded>(config, &world, job.clone(), 0, &mut Echo).map(drop)
+            let mut progress = GalleryProgress(Display::new());
+            supervisor.run::<GalleryEmbedded>(config, &world, job.clone(), 0, &mut progress).map(drop)
         })
     }
+}
+
+/// Checks the files that the configuration names. Fails if one of them is unreadable, and the evaluation of the shards
+/// at `data` needs it.
+fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Result<(), LaunchError> {
+    let reads_truth = data == config.shards.test;
+    let retrieves = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
+    let reads_gallery = retrieves || config.eval.anchors == DecodeAnchors::Gallery;
+    let files = [
+        ("eval.truth", &config.eval.truth, reads_truth),
+        ("retrieval.gallery", &config.retrieval.gallery, reads_gallery),
+    ];
+    let mut read = files.into_iter().filter(|(_, path, is_read)| *is_read && !path.is_empty());
+    read.try_for_each(|(key, path, _)| require_file(key, Path::new(path)))
 }
 
 /// Describes the chosen settings with their accuracies on all photos and, if cross-validation was possible, on held-out
@@ -190,6 +223,13 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
             (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
         }
     }
+    if hybrid != HybridRequest::No && !fits_into_memory(config, evaluation.world.slots.len()) {
+        hybrid = HybridRequest::No;
+        tracing::warn!(
+            "retrieval and LocDiff-H are not evaluated: the training photos would be their gallery, and every worker \
+             would load all of them; `eval --hybrid --workers 1` does so"
+        );
+    }
     let has_validation = require_shards("shards.validation", &config.shards.validation).is_ok();
     if hybrid != HybridRequest::No && has_validation {
         match evaluation.tune() {
@@ -203,28 +243,30 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
 /// The first path that retrieval needs and that does not exist. `None` if all of them exist.
 fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
     // The head `knn` uses the training photos instead of GeoCLIP. They exist, because training has just read them.
-    let geoclip = (config.head != RetrievalHead::Knn).then_some(config.geoclip.as_str());
+    let geoclip = config.may_need_geoclip().then_some(config.geoclip.as_str());
     let wanted = [geoclip, Some(config.gallery.as_str()).filter(|gallery| !gallery.is_empty())];
     wanted.into_iter().flatten().find(|path| !Path::new(path).exists())
+}
+
+/// Whether the memory of this machine has room for the gallery that each worker loads. Without GeoCLIP's weights, the head
+/// "auto" uses the training photos, whose embeddings take about as much memory as their files take on disk.
+fn fits_into_memory(config: &RunConfig, workers: usize) -> bool {
+    if config.retrieval.head != RetrievalHead::Auto || config.retrieval.has_geoclip() {
+        return true;
+    }
+    let train = Path::new(&config.shards.train);
+    let files = std::fs::read_dir(train).into_iter().flatten().flatten().filter_map(|entry| entry.metadata().ok());
+    let bytes = match std::fs::metadata(train) {
+        Ok(found) if found.is_file() => found.len(),
+        Ok(_) => files.map(|found| found.len()).sum(),
+        // A glob or a URL: the size is unknown.
+        Err(_) => return false,
+    };
+    bytes.saturating_mul(workers as u64) < memory_available_bytes(Path::new("/")) / 2
 }
 
 /// Whether tuning failed because of the configuration or the data, for example because the retrieval head cannot be
 /// used with the validation photos. After such a failure, an evaluation without tuning is still possible.
 fn is_unsuitable(error: &anyhow::Error) -> bool {
     matches!(exit_code_of(error), ExitCode::Config | ExitCode::BadData)
-}
-
-/// Fails if no shards exist at `location`, the value of the configuration field `field`. Globs and URLs are not
-/// checked. This check runs before workers are started.
-pub(in crate::verbs) fn require_shards(field: &str, location: &str) -> Result<(), LaunchError> {
-    if ShardsConfig::may_exist_at(location) {
-        return Ok(());
-    }
-    let out = if location.is_empty() { "DIR" } else { location };
-    let views = if field == "shards.train" { "" } else { "--views 16 " };
-    Err(reported!(
-        NoData,
-        "no shards at {location:?} ({field}); simulate some with `locdiff-launch shards simulate {views}--out {out}`, build \
-         them from your own embeddings with `shards build`, or use other shards with `--set {field}=...`"
-    ))
 }

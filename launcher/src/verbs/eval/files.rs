@@ -67,8 +67,7 @@ impl EvalFolder {
             gather.rows().next().map(|row| row.answers.iter().map(|(method, _)| *method).collect()).unwrap_or_default();
         let mut answers = Vec::new();
         for (place, method) in methods.into_iter().enumerate() {
-            let name = format!("{PREDICTIONS}{}.csv", method.name());
-            let places = self.write_csv(&name, gather, |row| row.answers[place].1.map(rounded))?;
+            let places = self.write_csv(&answers_name(method), gather, |row| row.answers[place].1.map(rounded))?;
             let samples = (method == Method::Locdiff).then(|| samples.clone());
             answers.push(Answers { method, places, samples });
         }
@@ -95,18 +94,19 @@ impl EvalFolder {
         Ok(places)
     }
 
-    /// Writes `table.json` and `report.txt`. Returns the paths of both files.
-    pub(super) fn write_report(
-        &self,
-        result: &Value,
-        table: &str,
-        config: &RunConfig,
-    ) -> Result<Vec<PathBuf>, LaunchError> {
+    /// The file with the answers of a method.
+    pub(super) fn answers_path(&self, method: Method) -> PathBuf {
+        self.path.join(answers_name(method))
+    }
+
+    /// Writes `table.json` and `report.txt`. Returns the path of `report.txt`.
+    pub(super) fn write_report(&self, result: &Value, table: &str, config: &RunConfig) -> Result<PathBuf, LaunchError> {
         let json = serde_json::to_string_pretty(result).expect("a JSON value can be written as text");
         let settings = toml::to_string(config).expect("a checked configuration can be written as TOML");
         let version = format!("locdiff-launch {} ({})", locdiff_core::VERSION, locdiff_core::REVISION);
         let report = format!("{table}\n{version}\n\n{settings}");
-        Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
+        self.write("table.json", json.as_bytes())?;
+        self.write("report.txt", report.as_bytes())
     }
 
     /// Writes settings of LocDiff-H to `tuned.toml`. The first line of the file is a comment that describes the origin
@@ -121,6 +121,11 @@ impl EvalFolder {
         self.files.write_atomically(&path, bytes)?;
         Ok(path)
     }
+}
+
+/// Name of the file with the answers of a method.
+fn answers_name(method: Method) -> String {
+    format!("{PREDICTIONS}{}.csv", method.name())
 }
 
 /// A CSV field, quoted if necessary.

@@ -1,7 +1,7 @@
-//! Collects the located rows from the workers, and puts the rows in the order of the data.
+//! Collects the located rows from the workers, and puts the rows in the order of the data. Also shows the progress of
+//! an evaluation.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
@@ -9,9 +9,7 @@ use locdiff_core::protocol::{LocatedRow, ToLauncher, TuningErrors};
 
 use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
-
-/// Time between two log lines about progress.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+use crate::terminal::Display;
 
 /// The rows located so far.
 #[derive(Debug)]
@@ -19,12 +17,13 @@ pub(super) struct Gather {
     rows: BTreeMap<u64, LocatedRow>,
     /// The last row that was received twice; `None` if there is no such row.
     twice: Option<u64>,
-    last_log: Instant,
+    /// Shows how many rows have been located.
+    pub(super) display: Display,
 }
 
 impl Default for Gather {
     fn default() -> Self {
-        Self { rows: BTreeMap::new(), twice: None, last_log: Instant::now() }
+        Self { rows: BTreeMap::new(), twice: None, display: Display::new() }
     }
 }
 
@@ -70,9 +69,18 @@ impl GangObserver for Gather {
                 self.twice = Some(index);
             }
         }
-        if self.last_log.elapsed() >= LOG_INTERVAL {
-            self.last_log = Instant::now();
-            tracing::info!("{} of {} rows located", self.rows.len(), located.of_rows);
+        self.display.count("photos located", self.rows.len() as u64, located.of_rows);
+    }
+}
+
+/// Shows how many gallery points have been embedded.
+#[derive(Debug)]
+pub(super) struct GalleryProgress(pub(super) Display);
+
+impl GangObserver for GalleryProgress {
+    fn report(&mut self, message: ToLauncher) {
+        if let ToLauncher::Embedded { points, of_points } = message {
+            self.0.count("gallery points embedded", points, of_points);
         }
     }
 }

@@ -9,19 +9,25 @@ use locdiff_core::predictions::{MatchedBy, PredictionScores, Truth, score_predic
 use locdiff_core::protocol::{Job, ShardsJob, TruthWritten};
 use serde_json::{Value, json};
 
-use super::evaluation::require_shards;
 use super::table::{self, Computed, Row};
 use crate::cli::Global;
 use crate::error::LaunchError;
 use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::supervisor::{Echo, Supervisor};
+use crate::terminal::{width, wrapped};
+use crate::verbs::locations::require_shards;
+use crate::verbs::paths::require_file;
 use crate::verbs::resolve;
 
 /// Scores the predictions in `file` and prints the table.
 pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Result<Value> {
     let resolved = resolve(global)?;
     let config = &resolved.config;
+    require_file("--predictions", file)?;
+    if !config.eval.truth.is_empty() {
+        require_file("eval.truth", Path::new(&config.eval.truth))?;
+    }
     let mut supervisor = Supervisor::new()?;
     let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;
     let mut written = None;
@@ -37,8 +43,9 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
     let (task_file, task_config) = (file.to_owned(), config.clone());
     let (source, PredictionScores { matched_by, rating }) =
         supervisor.compute(move || score(&task_file, &task_config, written.map(|(path, _)| path)))?;
-    let data_line = format!("{} {} ({source})", rating.rows, table::photo_kind(is_simulated));
+    let data_line = format!("{} {}", rating.rows, table::photo_kind(is_simulated));
     let data = json!({ "rows": rating.rows, "is_simulated": is_simulated, "source": source });
+    output.print(&format!("predictions:\n  {}\ntruth:\n  {source}", file.display()));
     let rows = [Row::Computed(Computed {
         method: file.display().to_string(),
         rating,
@@ -48,11 +55,11 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
         source: "computed",
         out_of_range: None,
     })];
-    let mut text = table::text(&data_line, &config.eval.thresholds_km, &rows);
+    output.print(&table::text(&data_line, &config.eval.thresholds_km, &rows, width()));
     if matched_by == MatchedBy::Order {
-        text.push_str("matched by order: the predictions have no ids, so row n is compared with row n of the truth\n");
+        let line = "matched by order: the predictions have no ids, so row n is compared with row n of the truth";
+        output.print(&wrapped(line, 2, width()));
     }
-    output.print(&text);
     Ok(json!({ "ok": true, "matched_by": matched_by, "data": data, "rows": rows }))
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use locdiff_core::draw::{ANSWERS_MAX, Answer, answers_map};
 use locdiff_core::geo::UnitVector;
-use locdiff_core::metrics::{Bootstrap, MetricsError, NamedIntervals, Rating, Within, compare, rate};
+use locdiff_core::metrics::{Bootstrap, MetricsError, NamedIntervals, Rating, Scores, Within, compare, rate};
 use locdiff_core::protocol::Method;
 use locdiff_core::tensorboard::{Board, BoardError};
 use serde::Serialize;
@@ -70,6 +70,13 @@ pub(super) struct Difference {
     pub(super) within: Vec<Within>,
 }
 
+impl Difference {
+    /// `scores` are the scores of LocDiff-H minus the scores of `less`.
+    pub(super) fn new(less: &'static str, scores: &Scores) -> Self {
+        Self { method: Method::LocdiffH, less, numbers: scores.named(), within: scores.within.clone() }
+    }
+}
+
 impl ScoreTask {
     /// Scores every method. If LocDiff-H is one of the methods, compares it with LocDiff and with retrieval. Writes the
     /// scores to TensorBoard.
@@ -118,15 +125,10 @@ impl ScoreTask {
             best.map(|(_, scores)| scores.within[place])
         };
         let better: Vec<Within> = (0..self.thresholds_km.len()).filter_map(better).collect();
-        let method = Method::LocdiffH;
-        let mut rows: Vec<Difference> = parts
-            .iter()
-            .map(|(part, scores)| {
-                let (numbers, within) = (scores.named(), scores.within.clone());
-                Difference { method, less: part.method.name(), numbers, within }
-            })
-            .collect();
-        rows.push(Difference { method, less: "better part", numbers: NamedIntervals::within(&better), within: better });
+        let mut rows: Vec<Difference> =
+            parts.iter().map(|(part, scores)| Difference::new(part.method.name(), scores)).collect();
+        let (method, numbers) = (Method::LocdiffH, NamedIntervals::within(&better));
+        rows.push(Difference { method, less: "better part", numbers, within: better });
         Ok(rows)
     }
 

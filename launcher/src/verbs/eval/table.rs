@@ -1,5 +1,5 @@
-//! The results table, as rows for JSON and as text. In the text, each row has a line with its values. A row of computed
-//! (not published) values also has a line with 95 % intervals.
+//! The results table, as rows for JSON and as text. The text is no wider than the terminal: if the table does not
+//! fit, it is split into several tables.
 
 use std::fmt::Write as _;
 
@@ -11,13 +11,7 @@ use serde::Serialize;
 use super::gather::Gather;
 use super::published::Published;
 use super::score::{Difference, MethodScore};
-
-/// Width of the first column.
-const NAME: usize = 30;
-
-/// The columns to the right of the accuracies: the heading and the number of decimals of each column.
-const OTHER_SCORES: [(&str, usize); 5] =
-    [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
+use crate::terminal::{TableColumn, table, wrapped};
 
 /// A row of the table.
 #[derive(Debug, Serialize)]
@@ -74,16 +68,86 @@ fn name(method: Method, summary: &EvalSummary) -> String {
     }
 }
 
-/// The table as text. Its first line is `data`, a description of the data.
-pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
-    let mut text = format!("{data}\n{:<NAME$}", "method");
-    let accuracies = thresholds_km.iter().map(|km| format!("{km} km %"));
-    for heading in accuracies.chain(OTHER_SCORES.map(|(heading, _)| heading.to_owned())) {
-        let _ = write!(text, " {heading:>11}");
+/// The tables as text, at most `width` columns wide: the accuracies with the median error, the other scores, and the
+/// 95 % intervals. The first two are combined into one table if it fits into `width`. The first line is `data`, a
+/// description of the data.
+pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row], width: usize) -> String {
+    let names: Vec<String> = rows.iter().map(Row::name).collect();
+    let accuracies = accuracy_columns(thresholds_km, rows);
+    let scored: Vec<(String, &Rating)> = rows.iter().filter_map(|row| Some((row.name(), row.rating()?))).collect();
+    let (scored_names, ratings): (Vec<String>, Vec<&Rating>) = scored.into_iter().unzip();
+    let scores = score_columns(&ratings);
+    let mut text = wrapped(data, 2, width) + "\n";
+    let whole: Vec<TableColumn> = accuracies.iter().chain(&padded(&scores, rows.len())).cloned().collect();
+    let one_table = table(WITHIN, &names, &whole, width);
+    let is_one = one_table.lines().count() == rows.len() + 1;
+    text += &if is_one { one_table } else { table(WITHIN, &names, &whole[..=thresholds_km.len()], width) };
+    if ratings.len() < rows.len() {
+        text += "* published in Table 1 of the paper\n";
     }
-    let _ = writeln!(text, "  source");
-    rows.iter().for_each(|row| row.write(&mut text, thresholds_km));
+    if !is_one {
+        let _ = write!(text, "\n{}", table("other scores", &scored_names, &scores[1..], width));
+    }
+    let intervals = interval_columns(thresholds_km, &ratings);
+    let _ = write!(text, "\n{}", table("95 % intervals", &scored_names, &intervals, width));
     text
+}
+
+/// The heading of the column of names, in a table with accuracies.
+const WITHIN: &str = "% of photos within";
+
+/// One column per threshold, with the percentage of photos located within that distance.
+fn accuracy_columns(thresholds_km: &[f64], rows: &[Row]) -> Vec<TableColumn> {
+    let column = |(place, km): (usize, &f64)| {
+        let cell = |row: &Row| match row {
+            Row::Computed(row) => number(Some(row.rating.scores.within[place].percent.value), 1),
+            Row::Published(row) => published(row.within(*km)),
+        };
+        TableColumn { heading: format!("{km} km"), cells: rows.iter().map(cell).collect() }
+    };
+    thresholds_km.iter().enumerate().map(column).collect()
+}
+
+/// The columns to the right of the accuracies, the median first.
+fn score_columns(ratings: &[&Rating]) -> Vec<TableColumn> {
+    let column = |heading: &str, decimals: usize, value: fn(&Rating) -> Option<f64>| TableColumn {
+        heading: heading.to_owned(),
+        cells: ratings.iter().map(|rating| number(value(rating), decimals)).collect(),
+    };
+    vec![
+        column("median km", 1, |rating| Some(rating.scores.median_km.value)),
+        column("mean km", 0, |rating| Some(rating.scores.mean_km.value)),
+        column("GeoScore", 0, |rating| Some(rating.scores.geo_score.value)),
+        column("density", 3, |rating| rating.density),
+        column("coverage", 3, |rating| rating.coverage),
+    ]
+}
+
+/// The columns of the computed rows, with dashes for the published rows below them.
+fn padded(columns: &[TableColumn], rows: usize) -> Vec<TableColumn> {
+    let pad = |column: &TableColumn| {
+        let mut column = column.clone();
+        column.cells.resize(rows, "-".to_owned());
+        column
+    };
+    columns.iter().map(pad).collect()
+}
+
+fn interval_columns(thresholds_km: &[f64], ratings: &[&Rating]) -> Vec<TableColumn> {
+    let column = |heading: String, decimals: usize, interval: &dyn Fn(&Rating) -> Interval| {
+        let bounds = |rating: &&Rating| {
+            let Interval { lo, hi, .. } = interval(rating);
+            format!("{lo:.decimals$}-{hi:.decimals$}")
+        };
+        TableColumn { heading, cells: ratings.iter().map(bounds).collect() }
+    };
+    let accuracy =
+        |(place, km): (usize, &f64)| column(format!("{km} km"), 1, &|rating| rating.scores.within[place].percent);
+    let mut columns: Vec<TableColumn> = thresholds_km.iter().enumerate().map(accuracy).collect();
+    columns.push(column("median km".to_owned(), 1, &|rating| rating.scores.median_km));
+    columns.push(column("mean km".to_owned(), 0, &|rating| rating.scores.mean_km));
+    columns.push(column("GeoScore".to_owned(), 0, &|rating| rating.scores.geo_score));
+    columns
 }
 
 /// A line of text that describes the evaluated data.
@@ -102,109 +166,137 @@ pub(super) fn photo_kind(is_simulated: bool) -> &'static str {
     if is_simulated { "simulated photos" } else { "photos" }
 }
 
-/// One cell of the table: the value and, if known, its interval.
-struct Cell {
-    value: String,
-    bounds: Option<String>,
+/// A cell with a number, or a dash if `value` is `None`.
+fn number(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
-impl Cell {
-    fn none() -> Self {
-        Self { value: "-".to_owned(), bounds: None }
-    }
-
-    fn interval(Interval { value, lo, hi }: Interval, decimals: usize) -> Self {
-        Self { value: format!("{value:.decimals$}"), bounds: Some(format!("{lo:.decimals$}-{hi:.decimals$}")) }
-    }
-
-    fn number(value: Option<f64>, decimals: usize) -> Self {
-        value.map_or_else(Self::none, |value| Self { value: format!("{value:.decimals$}"), bounds: None })
-    }
-
-    /// A cell with a published number. The number is shown with all its digits.
-    fn published(value: Option<f64>) -> Self {
-        let digits = |value: f64| {
-            if format!("{value:.1}").parse() == Ok(value) { format!("{value:.1}") } else { value.to_string() }
-        };
-        value.map_or_else(Self::none, |value| Self { value: digits(value), bounds: None })
+/// A cell with a published number. The number is shown with all its digits.
+fn published(value: Option<f64>) -> String {
+    let short = number(value, 1);
+    match value {
+        Some(value) if short.parse() != Ok(value) => value.to_string(),
+        _ => short,
     }
 }
 
 impl Row {
-    fn write(&self, text: &mut String, thresholds_km: &[f64]) {
-        let (name, source) = match self {
-            Self::Computed(row) => (format!("{} ", row.name.as_ref().unwrap_or(&row.method)), "computed"),
-            Self::Published(row) => (format!("{} {}", row.method, row.dataset), "published"),
-        };
-        let simulated = if matches!(self, Self::Computed(row) if row.simulated) { ", simulated" } else { "" };
-        let cells = self.cells(thresholds_km);
-        let _ = write!(text, "{name:<NAME$}");
-        for cell in &cells {
-            let _ = write!(text, " {:>11}", cell.value);
-        }
-        let _ = writeln!(text, "  {source}{simulated}");
-        if cells.iter().any(|cell| cell.bounds.is_some()) {
-            let _ = write!(text, "{:<NAME$}", "");
-            for cell in &cells {
-                let _ = write!(text, " {:>11}", cell.bounds.as_deref().unwrap_or_default());
-            }
-            let _ = writeln!(text, "  95 % interval");
+    /// The name of the row in the text.
+    fn name(&self) -> String {
+        match self {
+            Self::Computed(row) => row.name.clone().unwrap_or_else(|| "predictions".to_owned()),
+            Self::Published(row) => format!("{} {} *", row.method, row.dataset),
         }
     }
 
-    fn cells(&self, thresholds_km: &[f64]) -> Vec<Cell> {
-        let row = match self {
-            Self::Computed(row) => &row.rating,
-            Self::Published(row) => {
-                let accuracies = thresholds_km.iter().map(|km| Cell::published(row.within(*km)));
-                return accuracies.chain(OTHER_SCORES.map(|_| Cell::none())).collect();
-            }
-        };
-        let accuracies = row.scores.within.iter().map(|within| Cell::interval(within.percent, 1));
-        let [median, mean, geo_score, density, coverage] = OTHER_SCORES.map(|(_, decimals)| decimals);
-        let other_scores = [
-            Cell::interval(row.scores.median_km, median),
-            Cell::interval(row.scores.mean_km, mean),
-            Cell::interval(row.scores.geo_score, geo_score),
-            Cell::number(row.density, density),
-            Cell::number(row.coverage, coverage),
-        ];
-        accuracies.chain(other_scores).collect()
+    /// The computed scores; `None` in a published row.
+    fn rating(&self) -> Option<&Rating> {
+        match self {
+            Self::Computed(row) => Some(&row.rating),
+            Self::Published(_) => None,
+        }
     }
 }
 
-/// Lines below the table: LocDiff-H compared with its parts, and the number of rows in which LocDiff-H fell back to
+/// The text below the tables: LocDiff-H compared with its parts, and the number of rows in which LocDiff-H fell back to
 /// LocDiff's answer.
-pub(super) fn notes(rows: &[Row], differences: &[Difference]) -> String {
+pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> String {
     let mut text = String::new();
-    for Difference { less, within, .. } in differences {
-        let _ = write!(text, "LocDiff-H minus {less}, paired:");
-        for within in within {
-            let (km, Interval { value, lo, hi }) = (within.km, within.percent);
-            let _ = write!(text, "  {km} km {value:+.1} ({lo:+.1} to {hi:+.1})");
-        }
-        let _ = writeln!(text);
+    if let Some(first) = differences.first() {
+        let names: Vec<String> = differences.iter().map(difference_name).collect();
+        let column = |place: usize, cell: fn(Interval) -> String| TableColumn {
+            heading: format!("{} km", first.within[place].km),
+            cells: differences.iter().map(|difference| cell(difference.within[place].percent)).collect(),
+        };
+        let places = 0..first.within.len();
+        let values: Vec<TableColumn> =
+            places.clone().map(|place| column(place, |interval| format!("{:+.1}", interval.value))).collect();
+        let bounds: Vec<TableColumn> =
+            places.map(|place| column(place, |Interval { lo, hi, .. }| format!("{lo:+.1} to {hi:+.1}"))).collect();
+        let _ = write!(text, "\n{}", table("paired differences", &names, &values, width));
+        let _ = write!(text, "\n{}", table("95 % intervals", &names, &bounds, width));
     }
     let out_of_range = rows.iter().find_map(|row| match row {
         Row::Computed(row) => row.out_of_range,
         Row::Published(_) => None,
     });
     if let Some(count) = out_of_range {
-        let _ = writeln!(text, "LocDiff-H: in {count} rows no gallery point was in range, so LocDiff's answer is used");
+        let line = format!("LocDiff-H: in {count} rows no gallery point was in range, so LocDiff's answer is used");
+        let _ = write!(text, "\n{}\n", wrapped(&line, 2, width));
     }
     text
 }
 
+/// The name of a difference in the text.
+fn difference_name(difference: &Difference) -> String {
+    let less = if difference.less == Method::Locdiff.name() { "LocDiff" } else { difference.less };
+    format!("LocDiff-H minus {less}")
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use locdiff_core::geo::{UnitVector, fibonacci_grid};
+    use locdiff_core::metrics::{Bootstrap, THRESHOLDS_KM, compare, rate};
+
     use super::*;
+    use crate::verbs::eval::published::rows_for;
 
     #[test]
     fn published_numbers_keep_their_digits() {
-        assert_eq!(Cell::published(Some(0.05)).value, "0.05");
-        assert_eq!(Cell::published(Some(28.0)).value, "28.0");
-        assert_eq!(Cell::number(Some(0.05), 2).value, "0.05");
-        assert_eq!(Cell::number(Some(33.333_333), 1).value, "33.3");
-        assert_eq!(Cell::published(None).value, "-");
+        assert_eq!(published(Some(0.05)), "0.05");
+        assert_eq!(published(Some(28.0)), "28.0");
+        assert_eq!(number(Some(0.05), 2), "0.05");
+        assert_eq!(number(Some(33.333_333), 1), "33.3");
+        assert_eq!(published(None), "-");
+    }
+
+    fn rows() -> Vec<Row> {
+        let places: Vec<UnitVector> = fibonacci_grid(40);
+        let errors_km: Vec<f64> = (0..40).map(|row| f64::from(row * row) * 10.0).collect();
+        let rating = rate(&errors_km, &places, &places, &THRESHOLDS_KM, &Bootstrap::default());
+        let rating = rating.expect("there is one error per place");
+        let computed = |method: Method, name: &str| {
+            Row::Computed(Computed {
+                method: method.name().to_owned(),
+                rating: rating.clone(),
+                name: Some(name.to_owned()),
+                dataset: "shards/test".to_owned(),
+                simulated: false,
+                source: "computed",
+                out_of_range: None,
+            })
+        };
+        let methods = [(Method::Retrieval, "nearest training photos"), (Method::LocdiffH, "LocDiff-H (L = 15)")];
+        let rows = methods.into_iter().map(|(method, name)| computed(method, name));
+        rows.chain(rows_for(&THRESHOLDS_KM).into_iter().map(Row::Published)).collect()
+    }
+
+    fn words(text: &str) -> BTreeSet<&str> {
+        text.split_whitespace().collect()
+    }
+
+    #[test]
+    fn tables_fit_the_width_and_have_the_same_numbers() {
+        let rows = rows();
+        let [narrow, wide] = [80, 120].map(|width| text("40 photos", &THRESHOLDS_KM, &rows, width));
+        for (text, width) in [(&narrow, 80), (&wide, 120)] {
+            assert!(text.lines().all(|line| line.chars().count() <= width), "wider than {width}:\n{text}");
+        }
+        let one = wide.lines().nth(1).expect("the table has a heading").split_whitespace().collect::<Vec<_>>();
+        assert_eq!(one[one.len() - 2..], ["density", "coverage"], "{wide}");
+        assert!(narrow.contains("\nother scores "), "{narrow}");
+        let difference: Vec<&str> = words(&narrow).symmetric_difference(&words(&wide)).copied().collect();
+        assert_eq!(difference, ["other", "scores"], "the numbers differ");
+    }
+
+    #[test]
+    fn differences_name_both_methods_and_fit_the_width() {
+        let errors_km = [1.0, 30.0, 500.0];
+        let less = compare(&errors_km, &errors_km, &THRESHOLDS_KM, &Bootstrap::default()).expect("the lengths agree");
+        let found = notes(&[], &[Difference::new("locdiff", &less)], 80);
+        assert!(found.contains("\nLocDiff-H minus LocDiff  "), "{found}");
+        assert!(found.contains("+0.0 to +0.0") && found.lines().all(|line| line.len() <= 80), "{found}");
     }
 }

@@ -1,5 +1,6 @@
 //! Selects the run, the checkpoint and the configuration to evaluate. The run is the one that `checkpoint.run` names
-//! or, if this field is empty, the newest run. `eval.checkpoint` selects the newest whole checkpoint or the best one.
+//! or, if this field is empty, the newest run with a checkpoint. `eval.checkpoint` selects the newest whole checkpoint,
+//! the best checkpoint, or the checkpoint of a given step.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +8,10 @@ use locdiff_core::config::{self, CheckpointChoice, Layer, Resolved};
 
 use super::files::TUNED;
 use crate::cli::Global;
-use crate::error::{LaunchError, reported};
+use crate::error::{LaunchError, refuse, reported};
 use crate::output::Output;
 use crate::run_folder::{CONFIG, CheckpointUse, Depth, WholeCheckpoint, checkpoints, newest_whole, whole_checkpoint};
+use crate::terminal::{width, wrapped};
 use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
@@ -21,15 +23,15 @@ pub(super) fn find(
     output: Output,
 ) -> anyhow::Result<(PathBuf, WholeCheckpoint, CheckpointUse, Resolved)> {
     let run = find_run(None, global, output)?;
-    let resolved = match &global.config {
-        Some(_) => {
+    let resolved = match global.config.is_empty() {
+        false => {
             let tuned = run.join("eval").join(TUNED);
             if is_hybrid && tuned.exists() {
                 output.print(&format!("using the settings of --config, not {}", tuned.display()));
             }
             resolve(global)?
         }
-        None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
+        true => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
     };
     let (checkpoint, reason, protected) = loop {
         let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
@@ -39,7 +41,7 @@ pub(super) fn find(
             break (checkpoint, reason, protected);
         }
     };
-    output.print(&format!("checkpoint {} ({reason})", checkpoint.path.display()));
+    output.print(&format!("checkpoint ({reason}):\n  {}", checkpoint.path.display()));
     Ok((run, checkpoint, protected, resolved))
 }
 
@@ -54,11 +56,13 @@ fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Resul
     match std::fs::read_to_string(&path) {
         Ok(text) => {
             let origin = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
-            output.print(&format!("settings of {} ({origin})", path.display()));
+            let origin = wrapped(&origin, 2, width() - 2);
+            output.print(&format!("settings:\n  {}\n  {origin}", path.display()));
             layers.insert(1, Layer::File(path));
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            output.print("LocDiff-H uses the configured settings, because `eval --tune` has not tuned this run");
+            let line = "LocDiff-H uses the configured settings, because `eval --tune` has not tuned this run";
+            output.print(&wrapped(line, 2, width()));
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
     }
@@ -80,6 +84,21 @@ pub(in crate::verbs) fn choose(
             let best = rows.iter().find(|row| row.best).ok_or_else(|| no_score(run))?;
             let (checkpoint, skipped) = whole_checkpoint(&run.join(&best.name))?;
             (checkpoint, skipped, "best validation score")
+        }
+        CheckpointChoice::Step(step) => {
+            let rows = checkpoints(run, Depth::Lengths)?;
+            let Some(found) = rows.iter().find(|row| row.step == step && row.state == "present") else {
+                let steps: Vec<String> =
+                    rows.iter().filter(|row| row.state == "present").map(|row| row.step.to_string()).collect();
+                refuse!(
+                    NoData,
+                    "run {} has no checkpoint of step {step} (eval.checkpoint); steps with a checkpoint: {}",
+                    run.display(),
+                    if steps.is_empty() { "none".to_owned() } else { steps.join(", ") }
+                );
+            };
+            let (checkpoint, skipped) = whole_checkpoint(&run.join(&found.name))?;
+            (checkpoint, skipped, "the step that eval.checkpoint names")
         }
     };
     skipped.iter().for_each(|line| tracing::warn!("{line}"));

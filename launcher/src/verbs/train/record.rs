@@ -50,7 +50,7 @@ pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str)
 }
 
 /// Puts a word in quotes if a shell needs the quotes.
-fn quoted(word: &str) -> String {
+pub(in crate::verbs) fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@+".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();

@@ -1,0 +1,37 @@
+//! Helpers for messages: readable durations, similar names.
+
+/// A readable duration, such as "40 s", "12 min" or "3.5 h".
+pub fn duration_text(seconds: f64) -> String {
+    match seconds {
+        _ if seconds < 90.0 => format!("{seconds:.0} s"),
+        _ if seconds < 5400.0 => format!("{:.0} min", seconds / 60.0),
+        _ if seconds < 48.0 * 3600.0 => format!("{:.1} h", seconds / 3600.0),
+        _ => format!("{:.0} days", seconds / 86_400.0),
+    }
+}
+
+/// Up to three of the `known` names that resemble `name`, the most similar first.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let similarity = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &name.to_lowercase());
+    let mut found: Vec<(f64, &str)> = known.into_iter().map(|known| (similarity(known), known)).collect();
+    found.retain(|(similarity, _)| *similarity > 0.7);
+    found.sort_by(|left, right| right.0.total_cmp(&left.0));
+    found.into_iter().take(3).map(|(_, known)| known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_a_fitting_unit() {
+        let found = [0.4, 89.0, 600.0, 7200.0, 400_000.0].map(duration_text);
+        assert_eq!(found, ["0 s", "89 s", "10 min", "2.0 h", "5 days"]);
+    }
+
+    #[test]
+    fn similar_names_are_found_in_order() {
+        assert_eq!(nearest("frist", ["second", "first", "firsts"]), ["first", "firsts"]);
+        assert!(nearest("abc", ["xyz"]).is_empty());
+    }
+}

@@ -1,0 +1,15 @@
+//! The result of a check of `doctor`.
+
+use serde::Serialize;
+
+/// How serious a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Level {
+    Ok,
+    Warning,
+    Error,
+}
+
+/// Result of a check: its level, and the text to print.
+pub(super) type Finding = (Level, String);

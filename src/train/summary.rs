@@ -1,0 +1,35 @@
+//! What rank 0 logs before the first step: the sizes of the model, the gang and the data.
+
+use locdiff_core::config::RunConfig;
+
+use super::data::TrainingData;
+use crate::comm::Communicator;
+
+/// With more epochs than this, a model sees each row so often that it may memorise the rows.
+const EPOCHS_MANY: f64 = 200.0;
+
+/// Logs a summary of the training. `cache` describes where the rows are kept.
+pub(super) fn log(config: &RunConfig, data: &TrainingData, ranks: &Communicator, cache: &str) {
+    let parameters = config.model.parameters(u64::from(data.width)) as f64 / 1e6;
+    let (workers, device) = (ranks.world().size(), ranks.world().device());
+    let device = if device.is_cuda() { "GPU" } else { "CPU" };
+    tracing::info!("{parameters:.1} M parameters, trained by {workers} {device} worker(s)");
+    let (plan, batch, steps) = (&data.plan, config.train.global_batch, config.train.steps);
+    let (rows, views) = (plan.rows(), plan.layout().views);
+    tracing::info!("{rows} rows with {views} views each from {}: {cache}", config.shards.train);
+    let tail = match (plan.dropped_rows(), plan.padded_rows()) {
+        (0, 0) => String::new(),
+        (dropped, 0) => format!(" and leaves out {dropped} rows"),
+        (_, padded) => format!(" and repeats {padded} rows"),
+    };
+    let epoch_steps = plan.steps();
+    let epochs = steps as f64 / epoch_steps as f64;
+    tracing::info!("{steps} steps of {batch} rows = {epochs:.1} epochs of {rows} rows");
+    tracing::info!("an epoch has {epoch_steps} steps{tail}");
+    if epochs > EPOCHS_MANY {
+        tracing::warn!(
+            "{epochs:.0} epochs of only {rows} rows: the model may memorise the rows; lower train.steps, or train on \
+             more rows"
+        );
+    }
+}
