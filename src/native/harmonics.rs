@@ -7,8 +7,7 @@
 //!
 //! Invariant: on every processor, each point is computed by the operations of `Basis::encode_scalar`, in the same order
 //! and without fused multiply-add. The same code is compiled for several vector lengths. Only the transposition of f32
-//! has its own implementation for AVX, because on a processor that cannot permute a whole register, the compiler would
-//! generate code that moves the elements one by one.
+//! is written by hand for AVX, because the compiler would move the elements one by one on some processors.
 #![allow(clippy::needless_range_loop, reason = "the compiler turns loops over lane indices into vector instructions")]
 
 /// Number of points that are computed together. Their f64 values fill one register of AVX-512, or two of AVX2.

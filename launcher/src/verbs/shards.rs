@@ -16,6 +16,7 @@ use crate::error::LaunchError;
 use crate::gpus;
 use crate::output::{Output, ok};
 use crate::rendezvous::{NodeWorkers, cores};
+use crate::terminal::{width, wrapped};
 
 /// Runs `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -138,7 +139,7 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
         ("source", found.source.clone().unwrap_or_else(|| "none".to_owned())),
         ("image head", image_head.to_owned()),
     ];
-    lines.iter().for_each(|(name, value)| output.print(&format!("{name:<14}{value}")));
+    lines.iter().for_each(|(name, value)| output.print(&wrapped(&format!("{name:<14}{value}"), 14, width())));
     found.map.iter().for_each(|line| output.print(&format!("|{line}|")));
     ok(&found)
 }
