@@ -53,7 +53,7 @@ fn row(folder: &Path) -> Result<RunRow, LaunchError> {
     let now = SystemTime::now();
     let status = RunStatus::read(folder);
     let kept = checkpoints(folder, Depth::Lengths)?;
-    let newest = kept.iter().filter(|row| row.state == "present").next_back();
+    let newest = kept.iter().rfind(|row| row.state == "present");
     let committed_s = newest.and_then(|row| row.committed_unix_s).map(|at| exact_unix_s(now) - at as f64);
     Ok(RunRow {
         run: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
