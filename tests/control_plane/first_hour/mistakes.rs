@@ -59,7 +59,7 @@ const CONFIGURATION: [Mistake; 11] = [
     ("--config preset.toml train", ExitCode::Config, "preset: is \"dmeo\"", "wanted a preset: demo, l23"),
     ("--run a/b train", ExitCode::Config, "checkpoint.run: is \"a/b\"", "checkpoint.dir names the folder of all runs"),
     (
-        "--workers 7 --set train.global_batch=240 --set shards.train=shards/mp16 train",
+        "--workers 7 --set train.global_batch=240 --set shards.train=shards/mp16 --set eval.every=0 train",
         ExitCode::Config,
         "train.global_batch: is 240, which cannot be divided",
         "wanted 238 or 245",
@@ -112,7 +112,7 @@ const FILES: [Mistake; 11] = [
         "check the name",
     ),
     (
-        "--set checkpoint.dir=coordinates.csv --set shards.train=shards/mp16 train",
+        "--set checkpoint.dir=coordinates.csv --set shards.train=shards/mp16 --set eval.every=0 train",
         ExitCode::Io,
         "checkpoint.dir: coordinates.csv",
         "Not a directory",
@@ -144,7 +144,7 @@ const RUNS: [Mistake; 8] = [
     ("--run first --set train.steps=5 train", ExitCode::RunDiffers, "has done 30 steps", "`--run NAME`"),
     ("--run held train", ExitCode::RunHeld, "checkpoints/held is held by another launcher", "`train --new`"),
     (
-        "--run new --set train.init_from=zzz --set shards.train=shards/mp16 train",
+        "--run new --set train.init_from=zzz --set shards.train=shards/mp16 --set eval.every=0 train",
         ExitCode::NoData,
         "train.init_from: zzz is neither a run nor a checkpoint",
         "`locdiff-launch runs`",
