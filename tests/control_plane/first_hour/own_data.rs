@@ -48,7 +48,7 @@ fn parquet_with_common_column_names_leads_to_a_table_without_configuration() {
     }
     let ran = stage.run("--device cpu shards inspect photos/train.parquet");
     ran.exits_with(ExitCode::Success);
-    let columns = "columns       embedding = clip, id = image_path, latitude = latitude, longitude = longitude";
+    let columns = "columns       embedding = clip, id = image_path, latitude = latitude";
     assert!(ran.stdout.contains(columns), "{}", ran.stdout);
 
     let reason = "retrieval head: knn, because the embeddings have 12 numbers, and GeoCLIP's have 768";
