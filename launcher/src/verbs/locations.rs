@@ -70,7 +70,11 @@ fn found_at(path: &Path) -> io::Result<Found> {
             fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
         let is_shards = |entry: &&PathBuf| entry.ends_with("manifest.json") || has_extension(entry, "parquet");
         let Some(file) = entries.iter().find(is_shards) else { return Ok(Found::OtherFolder) };
-        return File::open(file).map(|_| Found::Shards);
+        // Opening a pipe would block.
+        if fs::metadata(file)?.is_file() {
+            File::open(file)?;
+        }
+        return Ok(Found::Shards);
     }
     if found.is_file() {
         File::open(path)?;
