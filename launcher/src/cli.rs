@@ -47,7 +47,8 @@ pub struct Global {
     #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub tensor_parallel: Option<u32>,
     /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; may be repeated, and later values win. Default: the
-    /// configuration of the run, if it exists; else l47 on CUDA and demo on the CPU (for the verb `demo`: always demo).
+    /// configuration of the run, if the run exists; else l47 on CUDA and demo on the CPU (for the verb `demo`: always
+    /// demo).
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Vec<PathBuf>,
     /// Set one field of the configuration; may be repeated.
@@ -123,7 +124,7 @@ pub enum Verb {
     Doctor,
     /// Show what all runs in checkpoint.dir are doing, or only the run that --run names.
     Status,
-    /// List the runs in checkpoint.dir: name, step, score, state and age.
+    /// List the runs in checkpoint.dir: name, step, best GeoScore, state and age.
     Runs,
     /// Show or check the configuration.
     #[command(subcommand)]

@@ -4,16 +4,28 @@
 use std::path::Path;
 
 use locdiff_core::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
-use locdiff_core::geo::{UnitVector, places};
+use locdiff_core::geo::{Place, UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
 use crate::geoclip::{Embedder, Geoclip};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
-use crate::shards::{BlockRows, Blocks, Dataset, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection};
+use crate::shards::{
+    BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection,
+};
+
+/// Facts that no manifest gives are measured on at most this many photos, from at most this many blocks.
+const SAMPLE_ROWS: usize = 256;
+const SAMPLE_BLOCKS: usize = 4;
+
+/// With fewer photos, features of another encoder could have a low place rank by chance.
+const RANKED_ROWS_MIN: usize = 16;
+
+/// Bytes that a gallery needs per point, in addition to the embedding.
+const PLACE_BYTES: usize = 72;
 
 /// Facts about the embeddings of a data set. If the data set has no manifest and `head` needs the mean length of the
-/// embeddings, the length is measured on some rows.
+/// embeddings, the length is measured on some rows. The place rank is not measured.
 pub fn data_facts(
     location: &str,
     dataset: &Dataset,
@@ -32,67 +44,160 @@ pub fn data_facts(
     };
     let mean_length = match dataset.manifest() {
         Some(manifest) => Some(length(manifest)),
-        None if matches!(head, RetrievalHead::Auto | RetrievalHead::Geoclip) => Some(measured_length(dataset, mask)?),
+        None if matches!(head, RetrievalHead::Auto | RetrievalHead::Geoclip) => {
+            Some(PhotoSample::read(dataset, mask)?.mean_length()?)
+        }
         None => None,
     };
-    Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length })
+    Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length, place_rank: None })
 }
 
-/// The mean length (L2 norm) of the embeddings of view 0 in the first block that has usable rows.
-fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
-    let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
-    let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);
-    let block =
-        found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("the data has no usable rows".into()))?;
-    let mut rows = BlockRows::default();
-    dataset.read_usable(mask, block, 0, &mut rows)?;
-    let shape = [rows.latitudes.len() as i64, dataset.width() as i64];
-    let kept_re = Tensor::f_from_data_size(&rows.embeddings, &shape, Kind::Half)?.f_to_kind(Kind::Float)?;
-    let lengths_r = kept_re.f_norm_scalaropt_dim(2.0, [1].as_slice(), false)?;
-    Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
+/// Some photos of a data set.
+struct PhotoSample {
+    /// Embeddings of view 0, f32.
+    embeddings_re: Tensor,
+    places: Vec<Place>,
 }
 
-/// The head to use with the data: the configured head or, if this is "auto", a head that fits the data. For "auto",
-/// also returns the reason for the choice. The choice depends only on the data and on whether GeoCLIP's weights exist,
-/// so all workers make the same choice.
-pub fn chosen_head(
+impl PhotoSample {
+    /// Reads photos from blocks that are spread over the data, because neighbouring rows may show the same place.
+    fn read(dataset: &Dataset, mask: &Mask) -> Result<Self, InferError> {
+        let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
+        let usable: Vec<u32> = (0..).zip(dataset.block_rows()).filter(is_usable).map(|(block, _)| block).collect();
+        let (mut rows, mut sampled, mut bytes) = (BlockRows::default(), Vec::new(), Vec::new());
+        let row_bytes = dataset.width() * ELEMENT_BYTES;
+        let every_block = usable.len().div_ceil(SAMPLE_BLOCKS).max(1);
+        let rows_per_block = SAMPLE_ROWS / usable.len().div_ceil(every_block).max(1);
+        for block in usable.iter().step_by(every_block) {
+            dataset.read_usable(mask, *block, 0, &mut rows)?;
+            let found = places(&rows.latitudes, &rows.longitudes)?;
+            let every = found.len().div_ceil(rows_per_block).max(1);
+            sampled.extend(found.iter().step_by(every).copied());
+            bytes.extend(rows.embeddings.chunks_exact(row_bytes).step_by(every).flatten());
+        }
+        if sampled.is_empty() {
+            return Err(ShardsError::Internal("the data has no usable rows".into()).into());
+        }
+        let shape = [sampled.len() as i64, dataset.width() as i64];
+        let embeddings_re = Tensor::f_from_data_size(&bytes, &shape, Kind::Half)?.f_to_kind(Kind::Float)?;
+        Ok(Self { embeddings_re, places: sampled })
+    }
+
+    /// The mean length (L2 norm) of the embeddings.
+    fn mean_length(&self) -> Result<f64, InferError> {
+        let lengths_r = self.embeddings_re.f_norm_scalaropt_dim(2.0, [1].as_slice(), false)?;
+        Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
+    }
+
+    /// See [`DataFacts::place_rank`]. Places that GeoCLIP cannot tell apart share the mean of their ranks. `None` if there
+    /// are too few photos to tell a rank from chance.
+    fn place_rank(&self, geoclip: &Geoclip) -> Result<Option<f64>, InferError> {
+        if self.places.len() < RANKED_ROWS_MIN {
+            return Ok(None);
+        }
+        let (rows, device) = (self.places.len() as i64, Device::Cpu);
+        let places = Embedder::new(geoclip.location_encoder(device)?, 1).embed(&self.places)?;
+        let places_rw = Tensor::f_from_slice(&places)?.f_view([rows, -1])?;
+        let head = geoclip.image_head(device)?;
+        // One row per photo. The length of a photo's embedding does not matter: only values in one row are compared. On
+        // one thread, all workers compute the same bits.
+        let threads = tch::get_num_threads();
+        tch::set_num_threads(1);
+        let similarities = head.encode(&self.embeddings_re).and_then(|photos| Ok(photos.f_matmul(&places_rw.f_tr()?)?));
+        tch::set_num_threads(threads);
+        let similarities_rr = similarities?;
+        let own_r1 = similarities_rr.f_diagonal(0, 0, 1)?.f_unsqueeze(1)?;
+        let count = |found: Tensor| found.f_sum(Kind::Double)?.f_double_value(&[]);
+        let (better, equal) =
+            (count(similarities_rr.f_gt_tensor(&own_r1)?)?, count(similarities_rr.f_eq_tensor(&own_r1)?)?);
+        // Every place is equal to itself, unless its similarity is not a number.
+        let rank = (better + 0.5 * (equal - rows as f64)) / (rows * (rows - 1)) as f64;
+        Ok(Some(rank).filter(|rank| *rank >= 0.0))
+    }
+}
+
+/// The place rank of the training photos, or of the photos in `dataset` if the training photos cannot be read or have
+/// embeddings of another width. Choosing by the training photos keeps the places of test photos out of the choice.
+fn place_rank(
     config: &RetrievalConfig,
-    location: &str,
+    shards: &ShardsConfig,
     dataset: &Dataset,
     mask: &Mask,
-) -> Result<(RetrievalHead, Option<String>), InferError> {
-    if config.head != RetrievalHead::Auto {
-        return Ok((config.head, None));
+) -> Result<Option<f64>, InferError> {
+    let training = Dataset::open(&shards.train, shards).ok().filter(|training| training.width() == dataset.width());
+    let sample = match training.and_then(|training| PhotoSample::read(&training, &Mask::none()).ok()) {
+        Some(sample) => sample,
+        None => PhotoSample::read(dataset, mask)?,
+    };
+    sample.place_rank(&Geoclip::open(Path::new(&config.geoclip))?)
+}
+
+/// The head to use with the data at `location`: the configured head or, if this is "auto", a head that fits the data.
+/// The choice depends only on the data and on GeoCLIP's weights, so all workers make the same choice. If `is_logging` is
+/// true, the choice is logged, or a warning if the configured head does not recognise the places of the photos.
+pub fn chosen_head(
+    config: &RetrievalConfig,
+    shards: &ShardsConfig,
+    location: &str,
+    (dataset, mask): (&Dataset, &Mask),
+    is_logging: bool,
+) -> Result<RetrievalHead, InferError> {
+    let is_auto = config.head == RetrievalHead::Auto;
+    if !is_auto && !(config.head == RetrievalHead::Geoclip && is_logging) {
+        return Ok(config.head);
     }
-    let facts = data_facts(location, dataset, mask, config.head)?;
+    let mut facts = data_facts(location, dataset, mask, config.head)?;
+    if config.has_geoclip() && facts.may_be_clip() {
+        facts.place_rank = place_rank(config, shards, dataset, mask)?;
+    }
+    if !is_auto {
+        if let Some(reason) = facts.foreign_to_geoclip() {
+            tracing::warn!("{reason}; for features of another encoder, use `--set retrieval.head=knn`");
+        }
+        return Ok(config.head);
+    }
     let (head, reason) = facts.fitting_head(config.has_geoclip());
-    Ok((head, Some(reason)))
+    if is_logging {
+        tracing::info!("retrieval head: {}, because {reason}", head.name());
+    }
+    Ok(head)
 }
 
 /// Opens the configured gallery and head. The head must not be "auto"; see [`chosen_head`]. Fails if the head cannot be
-/// used with `test`, the data to evaluate. Gallery points whose embeddings are not cached are embedded with `threads`
-/// threads, and `progress` is called with the number of points done and the number of all points.
+/// used with `test`, the data to evaluate. Also fails if the training photos would be the gallery and would take more
+/// than `bytes_max` of main memory. Gallery points whose embeddings are not cached are embedded with `threads` threads,
+/// and `progress` is called with the number of points done and the number of all points.
 pub fn open(
     config: &RetrievalConfig,
     shards: &ShardsConfig,
-    test: &DataFacts,
+    (test, bytes_max): (&DataFacts, u64),
     device: Device,
     threads: usize,
     progress: impl FnMut(usize, usize),
 ) -> Result<(Gallery, QueryHead), InferError> {
     check_head(config.head, test)?;
     if config.head == RetrievalHead::Knn {
-        let gallery = training_gallery(shards)?;
-        if gallery.width() != test.width {
-            let reason = format!(
-                "its embeddings have width {}, but those of {} have width {}; both must come from the same encoder",
-                test.width,
-                shards.train,
-                gallery.width()
-            );
-            return Err(RetrievalError::Head { head: "knn", location: test.location.clone(), reason }.into());
+        let refuse = |reason: String| RetrievalError::Head { head: "knn", location: test.location.clone(), reason };
+        let dataset = Dataset::open(&shards.train, shards).map_err(|error| error.of_field("shards.train"))?;
+        let (got, want) = (test.width, dataset.width());
+        if got != want {
+            let train = &shards.train;
+            return Err(refuse(format!(
+                "its embeddings have width {got}, but those of {train} have width {want}; both must come from the same \
+                 encoder"
+            ))
+            .into());
         }
-        return Ok((gallery, QueryHead::knn(config.knn_scale, device)));
+        let bytes = dataset.rows() * (want * ELEMENT_BYTES + PLACE_BYTES) as u64;
+        if bytes > bytes_max {
+            let [needed, allowed] = [bytes, bytes_max].map(|bytes| bytes as f64 / 1e9);
+            return Err(refuse(format!(
+                "the training photos would be the gallery and take {needed:.1} GB of memory in every worker, more than \
+                 the {allowed:.1} GB per worker that are available; `eval --hybrid --workers 1` loads them once"
+            ))
+            .into());
+        }
+        return Ok((training_gallery(&dataset, shards)?, QueryHead::knn(config.knn_scale, device)));
     }
     let geoclip = Geoclip::open(Path::new(&config.geoclip))?;
     let encoder = geoclip.location_encoder(device)?;
@@ -105,9 +210,8 @@ pub fn open(
 }
 
 /// A gallery of the training photos. It has the embedding of view 0 of every usable row, in f16 as stored.
-fn training_gallery(config: &ShardsConfig) -> Result<Gallery, InferError> {
-    let dataset = Dataset::open(&config.train, config).map_err(|error| error.of_field("shards.train"))?;
-    let mask = Mask::for_config(&dataset, config)?;
+fn training_gallery(dataset: &Dataset, config: &ShardsConfig) -> Result<Gallery, InferError> {
+    let mask = Mask::for_config(dataset, config)?;
     let (mut rows, mut points) = (BlockRows::default(), Vec::new());
     let (total, width) = (dataset.rows() as i64, dataset.width() as i64);
     let embeddings = Tensor::f_empty([total, width], (Kind::Half, Device::Cpu))?;

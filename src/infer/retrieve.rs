@@ -20,12 +20,10 @@ pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Re
     if job.hybrid == HybridRequest::No && job.config.eval.anchors == DecodeAnchors::Grid {
         return Ok(job);
     }
-    let (head, reason) = chosen_head(&job.config.retrieval, &job.data, &rows.dataset, &rows.mask)?;
-    job.config.retrieval.head = head;
-    if let Some(reason) = reason.filter(|_| is_logging) {
-        let head = format!("{head:?}").to_lowercase();
-        tracing::info!("retrieval head: {head}, because {reason}");
-    }
+    let (config, data) = (&job.config.retrieval, (&rows.dataset, &rows.mask));
+    // Without retrieval, a head that the user chose is only the name of a gallery.
+    let is_logging = is_logging && (config.head == RetrievalHead::Auto || job.hybrid != HybridRequest::No);
+    job.config.retrieval.head = chosen_head(config, &job.config.shards, &job.data, data, is_logging)?;
     Ok(job)
 }
 
@@ -43,9 +41,9 @@ pub struct Retrieval {
 
 impl Retrieval {
     /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
-    /// is optional and the head cannot be used with the data. In the second case, logs a warning if `is_logging` is
-    /// true. While gallery points are embedded, calls `progress` with the number of points done and the number of all
-    /// points.
+    /// is optional and cannot be done with this data and memory. In the second case, logs a warning if `is_logging` is
+    /// true. A job that tunes LocDiff-H fails instead. While gallery points are embedded, calls `progress` with the
+    /// number of points done and the number of all points.
     pub fn open(
         job: &EvalJob,
         rows: &ImageRows,
@@ -54,11 +52,13 @@ impl Retrieval {
         progress: impl FnMut(usize, usize),
     ) -> Result<Option<Self>, InferError> {
         let config = &job.config.retrieval;
-        if job.hybrid == HybridRequest::No {
-            return Ok(None);
-        }
+        let (bytes_max, is_optional) = match job.hybrid {
+            HybridRequest::No => return Ok(None),
+            HybridRequest::Wanted => (u64::MAX, false),
+            HybridRequest::IfItFits { gallery_bytes_max } => (gallery_bytes_max, !job.tune),
+        };
         let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
-        match open(config, &job.config.shards, &facts, device, threads, progress) {
+        match open(config, &job.config.shards, (&facts, bytes_max), device, threads, progress) {
             Ok((gallery, head)) => {
                 // In a gallery of photos, several neighbours vote on the answer. In a gallery of places, the best
                 // gallery point is the answer.
@@ -66,9 +66,7 @@ impl Retrieval {
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 Ok(Some(Self { head, gallery, hybrid, neighbours, location, device, threads }))
             }
-            Err(InferError::Retrieval(error @ RetrievalError::Head { .. }))
-                if job.hybrid == HybridRequest::IfItFits =>
-            {
+            Err(InferError::Retrieval(error @ RetrievalError::Head { .. })) if is_optional => {
                 if is_logging {
                     tracing::warn!("retrieval and LocDiff-H are skipped: {error}");
                 }

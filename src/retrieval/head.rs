@@ -2,8 +2,8 @@
 //!
 //! A head maps the stored embedding of each view into the space of the gallery. The query of an image is the mean of
 //! the unit vectors of its mapped views, times a factor. The factor is `exp(logit_scale)`, or `retrieval.knn_scale` for
-//! the head "knn". The dot product of a query with the unit vector of a gallery point is therefore the mean of the
-//! views' logits, where a logit is the factor times a cosine. GeoCLIP, too, averages the logits of its ten crops.
+//! the head "knn". A logit is the factor times a cosine. The dot product of a query with the unit vector of a gallery
+//! point is therefore the mean of the views' logits. GeoCLIP, too, averages the logits of its ten crops.
 //!
 //! The head processes embeddings in tiles with a fixed number of rows, on one thread, and views are summed in order. On
 //! one kind of device, the bits of a query therefore depend only on the head and the image.
@@ -19,6 +19,10 @@ use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, GeoclipHead, tile_
 
 /// Features count as normalised if their mean length (L2 norm) differs from 1 by less than this.
 const UNIT_LENGTH_SLACK: f64 = 0.02;
+
+/// GeoCLIP recognises the places of photos if [`DataFacts::place_rank`] is less than this. With features of another
+/// encoder, `place_rank` is 0.5, give or take a few hundredths.
+const PLACE_RANK_MAX: f64 = 0.25;
 
 /// The image head that the manifest of the data declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +47,19 @@ pub struct DataFacts {
     /// Mean length (L2 norm) of the embeddings, if known. For data with a manifest, the root mean square of the
     /// lengths.
     pub mean_length: Option<f64>,
+    /// How GeoCLIP ranks the true place of a photo among the places of other photos, as a mean over some photos: 0 is
+    /// the first rank, 1 the last, and 0.5 is chance. `None` if it was not measured.
+    pub place_rank: Option<f64>,
 }
 
 impl DataFacts {
     fn is_normalised(&self) -> bool {
         self.mean_length.is_some_and(|length| (length - 1.0).abs() < UNIT_LENGTH_SLACK)
+    }
+
+    /// Whether the embeddings may be CLIP features that GeoCLIP's image head can use, although no manifest says so.
+    pub fn may_be_clip(&self) -> bool {
+        self.image_head == DataHead::Unknown && self.width == FEATURE_WIDTH && !self.is_normalised()
     }
 
     /// The head for `retrieval.head = "auto"`, with the reason for the choice. The chosen head can always be used with
@@ -68,10 +80,25 @@ impl DataFacts {
                 (RetrievalHead::Knn, "the embeddings are normalised, and GeoCLIP's are not".to_owned())
             }
             DataHead::Geoclip => (RetrievalHead::Geoclip, "the manifest says that these are CLIP features".to_owned()),
-            DataHead::Unknown => {
-                (RetrievalHead::Geoclip, format!("the embeddings have {width} numbers, as GeoCLIP's have"))
-            }
+            DataHead::Unknown => match (self.place_rank, self.foreign_to_geoclip()) {
+                (None, _) => {
+                    let reason = "there are too few photos to tell whether GeoCLIP recognises their places";
+                    (RetrievalHead::Knn, reason.to_owned())
+                }
+                (_, Some(reason)) => (RetrievalHead::Knn, reason),
+                _ => (RetrievalHead::Geoclip, "GeoCLIP recognises the places of these photos".to_owned()),
+            },
         }
+    }
+
+    /// If GeoCLIP's image head does not recognise the places of the photos, says so. The embeddings then come from
+    /// another encoder, or the photos do not show where they were taken.
+    pub fn foreign_to_geoclip(&self) -> Option<String> {
+        let percent = self.place_rank.filter(|rank| *rank >= PLACE_RANK_MAX)? * 100.0;
+        Some(format!(
+            "GeoCLIP does not recognise the places of these photos (it ranks the true place at {percent:.0} % on \
+             average, and chance is 50 %)"
+        ))
     }
 }
 

@@ -157,7 +157,10 @@ impl<'a> Training<'a> {
         let meter = Meter::new(config, &trainer, ranks);
         let (batches, cache) = data.batches(config, ranks, start)?;
         if is_first {
-            summary::log(config, &data, ranks, &cache);
+            let steps_left = config.train.steps.saturating_sub(step);
+            // A restart must not lose time. A failed estimate must not end the training.
+            let seconds = if job.time_before.is_restart { None } else { meter.estimated_seconds(steps_left).ok() };
+            summary::log(config, &data, ranks, &cache, (seconds, steps_left));
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
         let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
@@ -231,9 +234,11 @@ impl<'a> Training<'a> {
     }
 
     /// Runs the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for this
-    /// rank, but nothing changes. Every `train.replay_check_every` steps, the ranks also check each other's gradients,
-    /// and every `train.replica_check_every` steps, they compare their replicas. Fails if writing a checkpoint takes
-    /// too long.
+    /// rank, but nothing changes.
+    ///
+    /// Every `train.replay_check_every` steps, the ranks also check each other's gradients. Every
+    /// `train.replica_check_every` steps, they compare their replicas. Fails if a checkpoint is still being written
+    /// after `supervise.checkpoint_timeout_s`.
     fn step(&mut self, batch: Option<&Batch>, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
         let busy = self.writer.busy();
         let limit_s = self.job.config.supervise.checkpoint_timeout_s;
@@ -306,10 +311,11 @@ impl<'a> Training<'a> {
     }
 
     /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, at every new best score, after
-    /// the last step, and if the launcher asked to stop. `busy` is the number of ranks that are still writing the
-    /// previous checkpoint. If `busy` is not 0, the checkpoint is put off to a later step. Otherwise, a rank would wait
-    /// for its slow disk while its peers wait for this rank in a collective. A checkpoint after the last step or before
-    /// a stop is not put off.
+    /// the last step, and if the launcher asked to stop.
+    ///
+    /// `busy` is the number of ranks that are still writing the previous checkpoint. If `busy` is not 0, the checkpoint
+    /// is put off to a later step, so that no rank waits for its slow disk while its peers wait for this rank in a
+    /// collective. A checkpoint after the last step or before a stop is not put off.
     fn maybe_save(
         &mut self,
         score: Option<f64>,

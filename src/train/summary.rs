@@ -1,6 +1,7 @@
 //! What rank 0 logs before the first step: the sizes of the model, the gang and the data.
 
 use locdiff_core::config::RunConfig;
+use locdiff_core::text::training_time;
 
 use super::data::TrainingData;
 use crate::comm::Communicator;
@@ -8,8 +9,15 @@ use crate::comm::Communicator;
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
 
-/// Logs a summary of the training. `cache` describes where the rows are kept.
-pub(super) fn log(config: &RunConfig, data: &TrainingData, ranks: &Communicator, cache: &str) {
+/// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a rough estimate of the
+/// time that the remaining `steps_left` steps take, if it is known.
+pub(super) fn log(
+    config: &RunConfig,
+    data: &TrainingData,
+    ranks: &Communicator,
+    cache: &str,
+    (seconds, steps_left): (Option<f64>, u64),
+) {
     let parameters = config.model.parameters(u64::from(data.width)) as f64 / 1e6;
     let (workers, device) = (ranks.world().size(), ranks.world().device());
     let device = if device.is_cuda() { "GPU" } else { "CPU" };
@@ -31,5 +39,11 @@ pub(super) fn log(config: &RunConfig, data: &TrainingData, ranks: &Communicator,
             "{epochs:.0} epochs of only {rows} rows: the model may memorise the rows; lower train.steps, or train on \
              more rows"
         );
+    }
+    if let Some(seconds) = seconds {
+        match training_time("roughly", seconds, steps_left) {
+            (text, true) => tracing::warn!("{text}"),
+            (text, false) => tracing::info!("{text}, by the speed of matrix products on this device"),
+        }
     }
 }

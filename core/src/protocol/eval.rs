@@ -33,9 +33,12 @@ pub enum HybridRequest {
     No,
     /// Run retrieval and LocDiff-H. The job fails if the retrieval head cannot use the embeddings of the data.
     Wanted,
-    /// Run retrieval and LocDiff-H if the retrieval head can use the embeddings of the data. Otherwise leave them out
-    /// and log the reason.
-    IfItFits,
+    /// Run retrieval and LocDiff-H if the retrieval head can use the embeddings of the data and a gallery of training
+    /// photos is small enough. Otherwise leave them out and log the reason. A job that tunes LocDiff-H fails instead.
+    IfItFits {
+        /// Memory that a gallery of training photos may take in each worker, in bytes.
+        gallery_bytes_max: u64,
+    },
 }
 
 /// A way of locating a photo.

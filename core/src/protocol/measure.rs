@@ -30,8 +30,8 @@ pub struct CollectiveRow {
     pub us: f64,
     /// `bytes` divided by the time per operation, in GB/s; 0 for a barrier.
     pub gb_per_s: f64,
-    /// Hash of the bits of rank 0's result for pseudo-random inputs. Their sums are rounded, so a different order of
-    /// summation changes the hash.
+    /// Hash of the bits of rank 0's result for pseudo-random inputs. Sums of these inputs are rounded, so adding them
+    /// in another order changes the hash.
     pub digest: String,
 }
 

@@ -27,12 +27,14 @@ pub(super) struct GoodputClock {
     sampled_at: Duration,
     /// Seconds spent on each step that is not in a checkpoint yet.
     uncommitted: BTreeMap<u64, f64>,
+    /// Step of the newest checkpoint of this attempt; 0 before the first one.
+    committed_step: u64,
 }
 
 impl GoodputClock {
     /// Starts the clock of a launcher at the time `now`. `before` is the goodput of the run's earlier launchers.
     pub(super) fn new(before: Goodput, now: Duration) -> Self {
-        Self { spent: before, sink: TimeSink::Start, sampled_at: now, uncommitted: BTreeMap::new() }
+        Self { spent: before, sink: TimeSink::Start, sampled_at: now, uncommitted: BTreeMap::new(), committed_step: 0 }
     }
 
     /// Adds the time since the last sample to the total of the current activity of rank 0.
@@ -44,7 +46,9 @@ impl GoodputClock {
             TimeSink::Restart => self.spent.restart_s += seconds,
             TimeSink::Step(step) => {
                 self.spent.steps_s += seconds;
-                *self.uncommitted.entry(step).or_default() += seconds;
+                if step > self.committed_step {
+                    *self.uncommitted.entry(step).or_default() += seconds;
+                }
             }
             TimeSink::Phase(WorkPhase::Data) => self.spent.data_s += seconds,
             TimeSink::Phase(WorkPhase::Checkpoint) => self.spent.checkpoint_s += seconds,
@@ -66,6 +70,7 @@ impl GoodputClock {
 
     /// Records that the checkpoint of `step` was committed: this step and earlier ones can no longer be lost.
     pub(super) fn committed(&mut self, step: u64) {
+        self.committed_step = step;
         self.uncommitted.retain(|made, _| *made > step);
     }
 
@@ -74,6 +79,7 @@ impl GoodputClock {
         self.sample(now);
         let lost_s = self.uncommitted_s();
         self.uncommitted.clear();
+        self.committed_step = 0;
         self.spent.lose(lost_s);
         self.sink = TimeSink::Restart;
     }
@@ -131,5 +137,16 @@ mod tests {
         };
         assert_eq!((spent, clock.uncommitted_s()), (wanted, 4.0));
         assert_eq!(spent.total_s(), 5.0 + 28.0, "a second is missing or counted twice");
+    }
+
+    #[test]
+    fn stop_with_a_checkpoint_loses_no_step() {
+        let mut clock = GoodputClock::new(Goodput::default(), at(0));
+        clock.beat(&beat(WorkPhase::Step, 1), at(1));
+        clock.beat(&beat(WorkPhase::Step, 2), at(3));
+        // The checkpoint of step 2 is committed while the last heartbeat still says "step 2".
+        clock.committed(2);
+        clock.failed(at(6));
+        assert_eq!((clock.spent().steps_s, clock.spent().lost_s), (5.0, 0.0));
     }
 }

@@ -135,11 +135,11 @@ fn time_left_text(progress: &Progress, left: Option<Duration>) -> String {
     left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)))
 }
 
-/// Formats a quick evaluation as a line, such as `step 500: score 3120; 0.0, 2.3, ...`.
+/// Formats a quick evaluation as a line, such as `step 500: GeoScore 3120; 0.0, 2.3, ...`.
 fn evaluation_line(evaluation: &QuickEvaluation) -> String {
     let within = evaluation.within_percent.map(|percent| format!("{percent:.1}")).join(", ");
     format!(
-        "step {}: score {:.0}; {within} % of {} rows within 1, 25, 200, 750, 2500 km",
+        "step {}: GeoScore {:.0}; {within} % of {} rows within 1, 25, 200, 750, 2500 km",
         evaluation.step, evaluation.score, evaluation.rows
     )
 }
@@ -205,7 +205,7 @@ mod tests {
     fn evaluation_is_one_line() {
         let within_percent = [0.0, 2.34, 41.0, 60.5, 88.25];
         let evaluation = QuickEvaluation { step: 500, rows: 512, score: 3120.4, within_percent };
-        let want = "step 500: score 3120; 0.0, 2.3, 41.0, 60.5, 88.2 % of 512 rows within 1, 25, 200, 750, 2500 km";
+        let want = "step 500: GeoScore 3120; 0.0, 2.3, 41.0, 60.5, 88.2 % of 512 rows within 1, 25, 200, 750, 2500 km";
         assert_eq!(evaluation_line(&evaluation), want);
     }
 

@@ -12,7 +12,7 @@ use crate::cli::{CheckpointVerb, Global};
 use crate::error::{LaunchError, refuse};
 use crate::output::{Output, ok};
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, is_run, named_run, newest_run};
+use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, RunStatus, is_run, named_run, newest_run};
 
 /// Runs `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -53,7 +53,7 @@ fn show(rows: &[CheckpointRow], output: Output) {
         return output.print("no checkpoints");
     }
     let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or_default().max("checkpoint".len());
-    output.print(&format!("{:<width$} {:>8} {:>7}  {:<19}  state", "checkpoint", "MiB", "score", "committed (UTC)"));
+    output.print(&format!("{:<width$} {:>8} {:>8}  {:<19}  state", "checkpoint", "MiB", "GeoScore", "committed (UTC)"));
     for row in rows {
         let score = row.score.map_or_else(|| "-".to_owned(), |score| format!("{score:.1}"));
         let committed = row.committed_unix_s.map_or_else(|| "-".to_owned(), run_folder::utc_text);
@@ -61,7 +61,7 @@ fn show(rows: &[CheckpointRow], output: Output) {
         let best = if row.best { ", best" } else { "" };
         let reason = row.reason.as_ref().map(|reason| format!("\n  {reason}")).unwrap_or_default();
         let (name, state) = (&row.name, &row.state);
-        output.print(&format!("{name:<width$} {mib:>8.1} {score:>7}  {committed:<19}  {state}{best}{reason}"));
+        output.print(&format!("{name:<width$} {mib:>8.1} {score:>8}  {committed:<19}  {state}{best}{reason}"));
     }
 }
 
@@ -117,8 +117,8 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     .first()
 }
 
-/// If `target` is a checkpoint, returns it, or fails if it is damaged. Otherwise, `target` is a run, and its newest
-/// whole checkpoint is returned.
+/// If `target` is a checkpoint, returns it, or fails if it is damaged. Otherwise, returns the newest whole checkpoint
+/// of the run that [`find_run`] finds for `target`.
 fn find_checkpoint(target: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     let target = match target.filter(|target| target.join(CHECKPOINT_MANIFEST).exists()) {
         Some(checkpoint) => checkpoint.to_owned(),
@@ -133,6 +133,7 @@ fn find_checkpoint(target: Option<&Path>, global: &Global, output: Output) -> an
 /// if this field is empty, the newest run with a checkpoint. Prints the folder of the run, unless `named` is the folder.
 pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     if let Some(folder) = named.filter(|folder| is_run(folder)) {
+        hint_if_unfinished(folder, output);
         return Ok(folder.to_owned());
     }
     let config = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
@@ -149,7 +150,15 @@ pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) ->
         None => named_run(dir, &config.run)?,
     };
     output.print(&format!("run {}", run.display()));
+    hint_if_unfinished(&run, output);
     Ok(run)
+}
+
+/// Prints a hint if the run is not at its last step.
+fn hint_if_unfinished(run: &Path, output: Output) {
+    if let Some(RunStatus { step, steps, .. }) = RunStatus::read(run).filter(|status| status.step < status.steps) {
+        output.print(&format!("  this run has done {step} of {steps} steps; `train` continues it"));
+    }
 }
 
 /// Returns the configuration of the run whose folder contains the checkpoint. If the checkpoint is not in the folder of

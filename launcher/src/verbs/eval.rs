@@ -45,7 +45,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     }
     hold_signals()?;
     // `_use` keeps a launcher that trains the same run from removing the checkpoint during the evaluation.
-    let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid, output)?;
+    let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid && !request.tune, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,
@@ -57,7 +57,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
         output,
     };
     if request.tune {
-        let tuned = evaluation.tune()?;
+        let tuned = evaluation.tune(HybridRequest::Wanted)?;
         if !request.hybrid && !is_table1 {
             return Ok(tuned);
         }

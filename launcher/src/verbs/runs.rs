@@ -15,7 +15,7 @@ use crate::run_folder::{Depth, RunStatus, checkpoints, exact_unix_s, host, runs}
 use crate::terminal::width;
 
 /// Width of all columns except the name of the run, including the spaces between columns.
-const OTHER_COLUMNS: usize = 47;
+const OTHER_COLUMNS: usize = 49;
 
 /// One row of the list.
 #[derive(Debug, Serialize)]
@@ -24,7 +24,7 @@ struct RunRow {
     /// Steps done; `None` if the run has neither a status nor a checkpoint.
     step: Option<u64>,
     steps: Option<u64>,
-    /// Highest validation score of the run's checkpoints.
+    /// Highest validation score (mean GeoScore) of the run's checkpoints.
     score: Option<f64>,
     state: &'static str,
     /// Seconds since the status was written or, without a status, since the newest checkpoint was committed.
@@ -42,7 +42,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     } else {
         let longest = rows.iter().map(|row| row.run.chars().count()).max().unwrap_or_default();
         let name_width = longest.clamp(4, width().saturating_sub(OTHER_COLUMNS).max(4));
-        let heading = ["step", "score", "state", "age"].map(str::to_owned);
+        let heading = ["step", "GeoScore", "state", "age"].map(str::to_owned);
         output.print(&line("run", heading, name_width));
         rows.iter().for_each(|row| output.print(&line(&row.run, cells(row), name_width)));
     }
@@ -79,5 +79,5 @@ fn cells(row: &RunRow) -> [String; 4] {
 /// One line of the list. A name that is wider than `name_width` has a line of its own.
 fn line(name: &str, [step, score, state, age]: [String; 4], name_width: usize) -> String {
     let break_after = if name.chars().count() > name_width { format!("\n{:name_width$}", "") } else { String::new() };
-    format!("{name:<name_width$}{break_after}  {step:>15}  {score:>6}  {state:<11}  {age:>7}")
+    format!("{name:<name_width$}{break_after}  {step:>15}  {score:>8}  {state:<11}  {age:>7}")
 }

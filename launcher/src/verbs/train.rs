@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
-use locdiff_core::config::{self, Layer, Resolved, RunConfig};
+use locdiff_core::config::{self, Layer, Resolved, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{
@@ -48,7 +48,7 @@ pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Outp
     let resolved = resolve(global, is_new)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
-    let run = RunChoice { prefix: run_name_prefix(global), is_new };
+    let run = RunChoice { prefix: run_name_prefix(global, &resolved), is_new };
     run_resolved(&resolved, &world, faults, &run, output)
 }
 
@@ -341,7 +341,7 @@ fn end_state(code: ExitCode) -> RunState {
     }
 }
 
-/// Whether the code means that the data, the configuration or the machine do not allow the training.
+/// Whether the exit code means that the data, the configuration or the machine does not allow training.
 fn is_refusal(code: ExitCode) -> bool {
     use ExitCode::{BadData, Config, Corrupt, Device, NoData, WorkerIncompatible, WorkerMissing};
     matches!(code, BadData | Config | Corrupt | Device | NoData | WorkerIncompatible | WorkerMissing)
@@ -514,9 +514,11 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
 }
 
 /// The prefix of a new run's name: the name of the preset, or the name of the configuration file without its extension.
-fn run_name_prefix(global: &Global) -> String {
+/// If `--config` is not given and `--set` names the training data, the prefix is "run".
+fn run_name_prefix(global: &Global, resolved: &Resolved) -> String {
     match global.config.last() {
         Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),
+        None if matches!(resolved.origin("shards.train"), ValueOrigin::Set) => "run".into(),
         None => super::default_preset(global, &gpus::inventory()).to_owned(),
     }
 }

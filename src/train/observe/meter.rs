@@ -1,7 +1,9 @@
 //! Utilisation of the device: FLOP/s, their share of the peak rate, and memory.
 
+use std::time::Instant;
+
 use locdiff_core::config::{AutoOr, RunConfig};
-use tch::{Device, Kind};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::comm::Communicator;
 use crate::native::cuda;
@@ -33,6 +35,8 @@ const GIB: f64 = (1_u64 << 30) as f64;
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::train) struct Meter {
     device: Device,
+    /// The number format of the matrix products.
+    kind: Kind,
     /// Floating-point operations of a step on one rank.
     step_flops: f64,
     peak_flops: Option<f64>,
@@ -54,7 +58,22 @@ impl Meter {
             _ => None,
         });
         let step_flops = replica / f64::from(ranks.tensor().size());
-        Self { device, step_flops, peak_flops: peak.map(|tflops| tflops * 1e12) }
+        Self { device, kind, step_flops, peak_flops: peak.map(|tflops| tflops * 1e12) }
+    }
+
+    /// A rough estimate of the seconds that `steps` steps take, from the speed of a matrix product on this device.
+    pub(in crate::train) fn estimated_seconds(&self, steps: u64) -> Result<f64, TchError> {
+        let size: i64 = if self.device.is_cuda() { 4096 } else { 512 };
+        let factor = Tensor::f_ones([size, size], (self.kind, self.device))?;
+        let time = || {
+            let begun = Instant::now();
+            // Reading the sum waits for the device.
+            factor.f_matmul(&factor)?.f_sum(Kind::Float)?.f_double_value(&[])?;
+            Ok::<f64, TchError>(begun.elapsed().as_secs_f64())
+        };
+        // The first product is slower than the others.
+        let seconds = [time()?, time()?, time()?].into_iter().fold(f64::MAX, f64::min);
+        Ok(self.step_flops * steps as f64 * seconds / (2.0 * (size as f64).powi(3)))
     }
 
     /// TensorBoard scalars for `steps` steps that took `seconds` seconds together.
@@ -117,7 +136,7 @@ mod tests {
 
     #[test]
     fn scalars_have_the_rate_and_the_share_of_the_peak() {
-        let meter = Meter { device: Device::Cpu, step_flops: 3e12, peak_flops: Some(120e12) };
+        let meter = Meter { device: Device::Cpu, kind: Kind::Float, step_flops: 3e12, peak_flops: Some(120e12) };
         let scalars = meter.scalars(20, 2.0);
         assert_eq!(scalars[..2], [("device/tflops", 30.0), ("device/percent_of_peak", 25.0)]);
         assert!(scalars[2].0 == "device/memory_resident_gib" && scalars[2].1 > 0.001, "{scalars:?}");

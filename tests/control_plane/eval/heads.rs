@@ -85,13 +85,18 @@ fn geoclip_head_takes_clip_features_and_refuses_normalised_ones() {
     let mut first = None;
     for (folder, files) in [("shards/clip", "shards/unit"), ("shards/clip/*.parquet", "shards/unit/*.parquet")] {
         let ran = stage.run(&format!("{head} --set shards.test={folder} eval --hybrid"));
-        let found = ran.exits_with(ExitCode::Success).stderr_has("GeoCLIP retrieval").json();
+        // The numbers of these photos say nothing about their places.
+        ran.exits_with(ExitCode::Success).stderr_has("GeoCLIP does not recognise the places of these photos");
+        let found = ran.stderr_has("GeoCLIP retrieval").json();
         assert_eq!((&found["data"]["is_simulated"], &found["data"]["head"]), (&false.into(), &"geoclip".into()));
         let answers = read(&stage, "predictions-retrieval.csv");
         assert_eq!(&answers, first.get_or_insert_with(|| answers.clone()), "{folder}");
         let ran = stage.run(&format!("{head} --set shards.test={files} eval --hybrid"));
         ran.exits_with(ExitCode::Config).stderr_has("mean length 1.000").stderr_has("seem to be normalised");
     }
+    let ran = stage.run("--json --set retrieval.head=auto --set shards.test=shards/clip eval --hybrid");
+    let found = ran.exits_with(ExitCode::Success).stderr_has("retrieval head: knn, because GeoCLIP does not").json();
+    assert_eq!(found["data"]["head"], "knn", "{found}");
     // Different photos must not all get the same answer.
     let answers = first.expect("at least one evaluation ran");
     let places: std::collections::HashSet<&str> =

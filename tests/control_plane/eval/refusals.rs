@@ -118,7 +118,8 @@ fn settings_are_never_tuned_on_test_data() {
     let path = stage.path().join("checkpoints/small/eval/tuned.toml");
     let tuned = std::fs::read_to_string(path).expect("`eval --tune` wrote the settings");
     assert!(
-        tuned.starts_with("# tuned on 100 photos from shards/validation") && tuned.contains("[retrieval]"),
+        tuned.starts_with("# tuned on 100 photos from shards/validation")
+            && tuned.contains("[retrieval]\nhead = \"knn\""),
         "{tuned}"
     );
     let ran = stage.run("--json eval --hybrid");
@@ -136,6 +137,16 @@ fn settings_are_never_tuned_on_test_data() {
         let report = std::fs::read_to_string(path).expect("`eval` wrote a report");
         assert!(report.contains("\nradius_km = 77.0\n"), "{flags}: {report}");
     }
+    // Settings that were tuned for another head are not used.
+    let ran = stage.run("--json --set retrieval.head=geoclip eval --hybrid");
+    ran.exits_with(ExitCode::Config).stderr_has("because the tuned ones are for another");
+    // Tuning chooses the head again.
+    let path = stage.path().join("checkpoints/small/eval/tuned.toml");
+    std::fs::write(&path, tuned.replace("knn", "geoclip")).expect("the test folder is writable");
+    let line = "--json --set shards.validation=shards/validation --set retrieval.head=auto eval --tune --hybrid";
+    stage.run(line).exits_with(ExitCode::Success);
+    let tuned = std::fs::read_to_string(path).expect("`eval --tune` wrote the settings");
+    assert!(tuned.contains("\nhead = \"knn\"\n"), "{tuned}");
     let config = stage.path().join("checkpoints/small/config.toml");
     std::fs::copy(config, stage.path().join("own.toml")).expect("the run has a configuration");
     let ran = stage.run("--json --run small --config own.toml eval --hybrid");

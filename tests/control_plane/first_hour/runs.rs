@@ -43,16 +43,24 @@ fn same_command_after_ctrl_c_resumes_the_run_and_new_starts_another() {
     eventually("the run has a checkpoint", has_checkpoint);
     signal(launcher.id(), Signal::SIGINT);
     assert_eq!(wait(&mut launcher), Some(130));
+    let ran = stage.run("--device cpu --json --set eval.checkpoint=2 eval");
+    ran.exits_with(ExitCode::Success)
+        .stderr_has("  this run has done ")
+        .stderr_has(" of 8 steps; `train` continues it");
+    let status = stage.run("--json status").json();
+    assert_eq!(status["runs"][0]["goodput"]["lost_s"], 0.0, "a clean stop lost steps: {status}");
 
     let resumed = stage.run(&line);
     let first = folders(&stage);
     assert_eq!(first.len(), 1, "{first:?}");
     let name = first[0].file_name().expect("a run has a name").to_string_lossy();
+    assert!(name.starts_with("run-"), "a run on other data is named after the demo: {name}");
     resumed.exits_with(ExitCode::Success).stderr_has(&format!("resuming {name}, the newest unfinished run"));
     let result = resumed.json();
     assert!(result["from_step"].as_u64() >= Some(2) && result["step"] == 8, "{result}");
 
-    // The run has ended, so the same command starts another run. The name has the time in seconds.
+    // The run has ended, so the same command starts another run. Wait before each new run, because its name contains
+    // the time in whole seconds.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     stage.run(&line).exits_with(ExitCode::Success);
     assert_eq!(folders(&stage).len(), 2, "the same command resumed the ended run");
@@ -101,7 +109,7 @@ fn run_is_extended_with_its_own_configuration_listed_and_exported() {
     assert_eq!((&ran.json()["runs"][0]["run"], &ran.json()["runs"][0]["step"]), (&"mine".into(), &10.into()));
     let ran = stage.run("runs");
     let (head, row) = ran.stdout.split_once('\n').expect("the list has rows");
-    assert_eq!(head.split_whitespace().collect::<Vec<_>>(), ["run", "step", "score", "state", "age"]);
+    assert_eq!(head.split_whitespace().collect::<Vec<_>>(), ["run", "step", "GeoScore", "state", "age"]);
     assert!(row.starts_with("mine") && row.contains("10 of 10") && row.contains("ended"), "{row}");
 
     // The newest run has no checkpoint, so it is not the one to export or evaluate.

@@ -4,7 +4,10 @@
 mod hybrid;
 
 use std::path::Path;
+use std::sync::Arc;
 
+use arrow_array::types::Float64Type;
+use arrow_array::{ArrayRef, Float64Array, ListArray, RecordBatch};
 use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
 use locdiff::infer::retrieval_data;
 use locdiff::retrieval::{
@@ -14,8 +17,9 @@ use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, Wr
 use locdiff::shdd::uniform_points;
 use locdiff_core::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
 use locdiff_core::exit_code::HasExitCode;
-use locdiff_core::geo::UnitVector;
+use locdiff_core::geo::{Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, Stream};
+use parquet::arrow::ArrowWriter;
 use tch::{Device, Kind, Tensor};
 
 use crate::geoclip::support::folder;
@@ -216,6 +220,7 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
         width,
         image_head,
         mean_length,
+        place_rank: None,
     };
     let fits = |head, facts: &DataFacts| check_head(head, facts).is_ok();
     use RetrievalHead::{Geoclip, Knn, Linear};
@@ -240,20 +245,27 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
 #[test]
 fn automatic_head_fits_the_data_and_the_reason_is_given() {
     use RetrievalHead::{Geoclip, Knn, Linear};
-    for (width, image_head, mean_length, has_geoclip, want, reason) in [
-        (768, DataHead::Linear, 1.0, true, Linear, "simulated"),
-        (768, DataHead::Geoclip, 14.0, true, Geoclip, "manifest"),
-        (768, DataHead::Unknown, 14.0, true, Geoclip, "768 numbers"),
-        (768, DataHead::Unknown, 1.001, true, Knn, "normalised"),
-        (768, DataHead::Unknown, 14.0, false, Knn, "geoclip import"),
-        (768, DataHead::Linear, 1.0, false, Knn, "geoclip import"),
-        (512, DataHead::Unknown, 1.0, true, Knn, "the embeddings have 512 numbers, and GeoCLIP's have 768"),
+    for (width, image_head, mean_length, place_rank, has_geoclip, want, reason) in [
+        (768, DataHead::Linear, 1.0, None, true, Linear, "simulated"),
+        (768, DataHead::Geoclip, 14.0, None, true, Geoclip, "manifest"),
+        (768, DataHead::Unknown, 14.0, Some(0.04), true, Geoclip, "GeoCLIP recognises the places"),
+        (768, DataHead::Unknown, 14.0, Some(0.48), true, Knn, "ranks the true place at 48 % on average"),
+        (768, DataHead::Unknown, 14.0, None, true, Knn, "too few photos"),
+        (768, DataHead::Unknown, 1.001, None, true, Knn, "normalised"),
+        (768, DataHead::Unknown, 14.0, None, false, Knn, "geoclip import"),
+        (768, DataHead::Linear, 1.0, None, false, Knn, "geoclip import"),
+        (512, DataHead::Unknown, 1.0, None, true, Knn, "the embeddings have 512 numbers, and GeoCLIP's have 768"),
     ] {
-        let facts = DataFacts { location: "shards/x".into(), width, image_head, mean_length: Some(mean_length) };
+        let mean_length = Some(mean_length);
+        let facts = DataFacts { location: "shards/x".into(), width, image_head, mean_length, place_rank };
         let (head, text) = facts.fitting_head(has_geoclip);
         assert!(head == want && text.contains(reason), "{facts:?}: {head:?}, because {text}");
         check_head(head, &facts).expect("the chosen head can be used");
     }
+}
+
+fn with_head(head: RetrievalHead) -> RetrievalConfig {
+    RetrievalConfig { head, ..RetrievalConfig::default() }
 }
 
 /// The manifest of a folder states the origin of its files. A file that is opened alone, by a glob or through a link
@@ -326,18 +338,94 @@ fn retrieval_opens_training_photos_as_a_gallery() {
     crate::shards::support::write(&folder);
     let shards = ShardsConfig { train: folder.display().to_string(), ..ShardsConfig::default() };
     let dataset = Dataset::open(&shards.train, &shards).expect("the data can be opened");
-    let facts = retrieval_data::data_facts(&shards.train, &dataset, &Mask::none(), RetrievalHead::Knn)
-        .expect("the data is readable");
+    let config = with_head(RetrievalHead::Knn);
+    let facts =
+        retrieval_data::data_facts(&shards.train, &dataset, &Mask::none(), config.head).expect("the data is readable");
     assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards::support::WIDTH, true));
-    let config = RetrievalConfig { head: RetrievalHead::Knn, ..RetrievalConfig::default() };
-    let open = |config: &RetrievalConfig, facts: &DataFacts| {
-        retrieval_data::open(config, &shards, facts, Device::Cpu, 1, |_, _| ())
+    let open_in = |config: &RetrievalConfig, facts: &DataFacts, bytes_max: u64| {
+        retrieval_data::open(config, &shards, (facts, bytes_max), Device::Cpu, 1, |_, _| ())
     };
+    let open = |config: &RetrievalConfig, facts: &DataFacts| open_in(config, facts, u64::MAX);
     let (gallery, head) = open(&config, &facts).expect("the gallery is valid");
+    let error = open_in(&config, &facts, 100).expect_err("the training photos need more than 100 bytes");
+    assert!(error.to_string().contains("GB of memory in every worker"), "{error}");
     assert_eq!((gallery.points().len() as u64, head.factor()), (dataset.rows(), config.knn_scale));
     let error = open(&config, &DataFacts { width: 7, ..facts.clone() }).expect_err("the widths differ");
     assert!(error.to_string().contains("width 7") && error.to_string().contains("the same encoder"), "{error}");
-    let geoclip = RetrievalConfig { head: RetrievalHead::Geoclip, ..RetrievalConfig::default() };
-    let error = open(&geoclip, &facts).expect_err("the embeddings are not CLIP features");
+    let error = open(&with_head(RetrievalHead::Geoclip), &facts).expect_err("the embeddings are not CLIP features");
     assert_eq!(error.exit_code().code(), 10, "{error}");
+}
+
+/// Writes a Parquet file without a manifest: one photo at each of `points`, with the features `features_ne`.
+fn write_photos(path: &Path, points: &[UnitVector], features_ne: &Tensor) {
+    let places: Vec<Place> = points.iter().copied().map(Place::from).collect();
+    let degrees = |value: fn(&Place) -> f64| Arc::new(Float64Array::from_iter_values(places.iter().map(value)));
+    let features = rows(features_ne).into_iter().map(|row| Some(row.into_iter().map(Some).collect::<Vec<_>>()));
+    let columns: [(&str, ArrayRef); 3] = [
+        ("latitude", degrees(|place| place.latitude().0)),
+        ("longitude", degrees(|place| place.longitude().0)),
+        ("clip", Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(features))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
+    let file = std::fs::File::create(path).expect("the file can be created");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("the schema is valid");
+    writer.write(&batch).expect("the file can be written");
+    writer.close().expect("the file can be written");
+}
+
+/// Features that GeoCLIP's image head maps close to the embeddings of `points`. They are computed by inverting both
+/// layers of the head. Between the layers, negative values become 0, because the head's ReLU cannot produce them.
+fn features_of(geoclip: &Geoclip, points: &[UnitVector]) -> Tensor {
+    let places: Vec<Place> = points.iter().copied().map(Place::from).collect();
+    let encoder = geoclip.location_encoder(Device::Cpu).expect("the weights are valid");
+    let embeddings = Embedder::new(encoder, 1).embed(&places).expect("the places are valid");
+    let targets_nw = Tensor::from_slice(&embeddings).view([points.len() as i64, -1]);
+    let weights = Tensor::read_safetensors(geoclip.folder().join("geoclip.safetensors")).expect("the weights exist");
+    let tensor = |name: &str| {
+        let found = weights.iter().find(|(found, _)| found == name);
+        found.unwrap_or_else(|| panic!("there is no tensor {name}")).1.shallow_clone()
+    };
+    let invert = |outputs: &Tensor, layer: &str| {
+        let shifted = outputs - tensor(&format!("image.{layer}.bias"));
+        shifted.matmul(&tensor(&format!("image.{layer}.weight")).pinverse(1e-3).tr())
+    };
+    invert(&invert(&(targets_nw * 20.0), "2").relu(), "0")
+}
+
+#[test]
+fn head_of_unknown_photos_depends_on_whether_geoclip_recognises_their_places() {
+    use RetrievalHead::{Geoclip as GeoclipHead, Knn};
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
+    let weights = folder();
+    let geoclip = Geoclip::open(&weights).expect("the weights are valid");
+    let config = RetrievalConfig { geoclip: weights.display().to_string(), ..with_head(RetrievalHead::Auto) };
+    let (many, few, same) = (points(96), points(15), vec![points(1)[0]; 96]);
+    let foreign = normals(4, &[96, FEATURE_WIDTH as i64]);
+    let write = |name: &str, places: &[UnitVector], features: &Tensor| {
+        let path = scratch.path().join(name);
+        write_photos(&path, places, features);
+        path.display().to_string()
+    };
+    let clip = write("clip.parquet", &many, &features_of(&geoclip, &many));
+    let other = write("foreign.parquet", &many, &foreign);
+    let one_place = write("one-place.parquet", &same, &features_of(&geoclip, &same));
+    let too_few = write("few.parquet", &few, &features_of(&geoclip, &few));
+    let missing = "missing.parquet".to_owned();
+    // The training photos decide. If they cannot be read, the photos to evaluate decide.
+    for (train, evaluated, want) in [
+        (&clip, &clip, GeoclipHead),
+        (&other, &other, Knn),
+        (&clip, &other, GeoclipHead),
+        (&other, &clip, Knn),
+        (&missing, &clip, GeoclipHead),
+        (&missing, &other, Knn),
+        // If all photos show the same place, nothing can be recognised.
+        (&one_place, &one_place, Knn),
+        (&too_few, &too_few, Knn),
+    ] {
+        let shards = ShardsConfig { train: train.clone(), ..ShardsConfig::default() };
+        let dataset = Dataset::open(evaluated, &shards).expect("the file is valid");
+        let head = retrieval_data::chosen_head(&config, &shards, evaluated, (&dataset, &Mask::none()), false);
+        assert_eq!(head.expect("the file is readable"), want, "{train}, {evaluated}");
+    }
 }

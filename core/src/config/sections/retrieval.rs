@@ -11,7 +11,7 @@ use crate::config::errors::Checker;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RetrievalHead {
-    /// If GeoCLIP's weights exist: "linear" for simulated photos, "geoclip" for CLIP features that are not normalised.
+    /// If GeoCLIP's weights exist: "linear" for simulated photos, "geoclip" for photos whose places GeoCLIP recognises.
     /// In all other cases: "knn".
     Auto,
     /// GeoCLIP's image head, for CLIP ViT-L/14 features.
@@ -20,6 +20,18 @@ pub enum RetrievalHead {
     Linear,
     /// Nearest neighbours among the training photos, for embeddings of any other kind.
     Knn,
+}
+
+impl RetrievalHead {
+    /// Name of the head in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Geoclip => "geoclip",
+            Self::Linear => "linear",
+            Self::Knn => "knn",
+        }
+    }
 }
 
 /// Which gallery points LocDiff-H considers, and how it chooses one.
@@ -44,7 +56,8 @@ section! {
     pub struct RetrievalConfig {
         /// Folder with GeoCLIP's weights and gallery, made by `geoclip import`.
         pub geoclip: String = "shards/geoclip".into(),
-        /// CSV, Parquet or .npy file of gallery points. "": the 100,000 points of GeoCLIP.
+        /// CSV, Parquet or .npy file of gallery points. "": the 100,000 points of GeoCLIP, or the locations of the
+        /// training photos if head = "knn".
         pub gallery: String = String::new(),
         /// Search radius, km.
         pub radius_km: f64 = 200.0,

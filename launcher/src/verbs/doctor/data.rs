@@ -1,5 +1,4 @@
-//! The data that commands need: shards, GeoCLIP's weights and runs. The next command to type depends on what is
-//! missing.
+//! Looks for the data that other commands need: shards, GeoCLIP's weights and runs. Suggests the next command to type.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -24,7 +23,7 @@ pub(super) struct DataReport {
 }
 
 impl DataReport {
-    /// Looks for shards, weights and runs. `is_default` says whether the configuration is a preset without changes.
+    /// Looks for shards, weights and runs. `is_default` is true if neither `--config` nor `--set` was given.
     pub(super) fn new(config: &RunConfig, is_default: bool) -> Self {
         let shards = [
             ("shards.train", &config.shards.train),
@@ -74,8 +73,8 @@ fn geoclip(config: &RunConfig) -> Finding {
     match config.retrieval.head {
         _ if config.retrieval.has_geoclip() => (Level::Ok, folder.clone()),
         RetrievalHead::Auto => {
-            let text =
-                "no weights; only CLIP features of 768 numbers and simulated photos need them (`geoclip import`)";
+            let text = "no weights; LocDiff-H needs them only for CLIP features of 768 numbers and for simulated \
+                        photos: import them with `locdiff-launch geoclip import`";
             (Level::Ok, text.to_owned())
         }
         RetrievalHead::Knn => (Level::Ok, "not needed: retrieval.head is \"knn\"".to_owned()),

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use locdiff_core::cgroup::memory_available_bytes;
-use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, ValueOrigin};
+use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
 use locdiff_core::tuning::{self, Choice, Hybrid, choose};
 use serde_json::{Value, json};
 
-use super::files::EvalFolder;
+use super::files::{EvalFolder, TunedSetting};
 use super::gather::{GalleryProgress, Gather};
 use super::published;
 use super::score::{BoardTarget, ScoreTask};
@@ -86,28 +86,30 @@ impl Evaluation<'_> {
 
     /// Chooses the settings of LocDiff-H on the validation rows and writes them to `tuned.toml`. A later call of
     /// `evaluate` uses these settings, except for fields that `--set` sets.
-    pub(in crate::verbs) fn tune(&mut self) -> anyhow::Result<Value> {
+    pub(in crate::verbs) fn tune(&mut self, hybrid: HybridRequest) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         require_shards("shards.validation", &config.shards.validation)?;
-        let (gather, summary) = self.locate(&config.shards.validation, HybridRequest::Wanted, true)?;
+        let (gather, summary) = self.locate(&config.shards.validation, hybrid, true)?;
         let (rows, thresholds_km) = (gather.tuning()?, config.eval.thresholds_km.clone());
         let chosen = self.supervisor.compute(move || {
             Ok(choose(&tuning::settings(), &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?)
         })?;
-        let setting = chosen.setting;
-        apply_setting(setting, &mut self.resolved);
+        let tuned = TunedSetting { head: summary.head.unwrap_or(config.retrieval.head), setting: chosen.setting };
+        self.resolved.config.retrieval.head = tuned.head;
+        apply_setting(tuned.setting, &mut self.resolved);
         let summary_text = choice_summary(&chosen);
         let origin = format!(
-            "tuned on {} {} from {}, checkpoint at step {} of run {}: {summary_text}",
+            "tuned on {} {} from {} with the retrieval head {}, checkpoint at step {} of run {}: {summary_text}",
             summary.rows,
             table::photo_kind(summary.is_simulated),
             config.shards.validation,
+            tuned.head.name(),
             summary.step,
             self.run.display(),
         );
-        let path = self.folder()?.write_tuned(&origin, &setting)?;
+        let path = self.folder()?.write_tuned(&origin, &tuned)?;
         self.output.print(&wrapped(&origin, 2, width()));
-        self.output.print(&format!("{}settings:\n  {}", toml::to_string(&setting)?, path.display()));
+        self.output.print(&format!("{}settings:\n  {}", toml::to_string(&tuned)?, path.display()));
         let mut choice = json!(chosen);
         choice["words"] = json!(summary_text);
         choice["settings_tried"] = json!(tuning::settings().len());
@@ -161,8 +163,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// Checks the files that the configuration names. Fails if one of them is unreadable, and the evaluation of the shards
-/// at `data` needs it.
+/// Fails if a file that the configuration names is unreadable and the evaluation of the shards at `data` needs it.
 fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Result<(), LaunchError> {
     let reads_truth = data == config.shards.test;
     let retrieves = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
@@ -214,7 +215,9 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
         tracing::warn!("the run is not evaluated: {missing}");
         return Ok(None);
     }
-    let mut hybrid = HybridRequest::IfItFits;
+    // The galleries of all workers together may take half of the memory.
+    let gallery_bytes_max = memory_available_bytes(Path::new("/")) / 2 / evaluation.world.slots.len().max(1) as u64;
+    let mut hybrid = HybridRequest::IfItFits { gallery_bytes_max };
     if let Some(missing) = missing_for_retrieval(&config.retrieval) {
         hybrid = HybridRequest::No;
         tracing::warn!("{missing} does not exist, so retrieval and LocDiff-H are not evaluated");
@@ -223,16 +226,9 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
             (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
         }
     }
-    if hybrid != HybridRequest::No && !fits_into_memory(config, evaluation.world.slots.len()) {
-        hybrid = HybridRequest::No;
-        tracing::warn!(
-            "retrieval and LocDiff-H are not evaluated: the training photos would be their gallery, and every worker \
-             would load all of them; `eval --hybrid --workers 1` does so"
-        );
-    }
     let has_validation = require_shards("shards.validation", &config.shards.validation).is_ok();
     if hybrid != HybridRequest::No && has_validation {
-        match evaluation.tune() {
+        match evaluation.tune(hybrid) {
             Err(error) if is_unsuitable(&error) => tracing::warn!("LocDiff-H is not tuned: {error:#}"),
             tuned => drop(tuned?),
         }
@@ -246,23 +242,6 @@ fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
     let geoclip = config.may_need_geoclip().then_some(config.geoclip.as_str());
     let wanted = [geoclip, Some(config.gallery.as_str()).filter(|gallery| !gallery.is_empty())];
     wanted.into_iter().flatten().find(|path| !Path::new(path).exists())
-}
-
-/// Whether the memory of this machine has room for the gallery that each worker loads. Without GeoCLIP's weights, the head
-/// "auto" uses the training photos, whose embeddings take about as much memory as their files take on disk.
-fn fits_into_memory(config: &RunConfig, workers: usize) -> bool {
-    if config.retrieval.head != RetrievalHead::Auto || config.retrieval.has_geoclip() {
-        return true;
-    }
-    let train = Path::new(&config.shards.train);
-    let files = std::fs::read_dir(train).into_iter().flatten().flatten().filter_map(|entry| entry.metadata().ok());
-    let bytes = match std::fs::metadata(train) {
-        Ok(found) if found.is_file() => found.len(),
-        Ok(_) => files.map(|found| found.len()).sum(),
-        // A glob or a URL: the size is unknown.
-        Err(_) => return false,
-    };
-    bytes.saturating_mul(workers as u64) < memory_available_bytes(Path::new("/")) / 2
 }
 
 /// Whether tuning failed because of the configuration or the data, for example because the retrieval head cannot be

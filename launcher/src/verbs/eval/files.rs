@@ -14,11 +14,12 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{RetrievalHead, RunConfig};
 use locdiff_core::files::Files;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::protocol::{LocatedRow, Method};
 use locdiff_core::tuning::Hybrid;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::gather::Gather;
@@ -28,6 +29,15 @@ use crate::run_folder::{CONFIG, RunLock};
 
 /// Prefix of the names of files with answers.
 const PREDICTIONS: &str = "predictions-";
+
+/// Settings of LocDiff-H, as `tuned.toml` holds them.
+#[derive(Debug, Serialize)]
+pub(super) struct TunedSetting {
+    /// The head that the settings were tuned for.
+    pub(super) head: RetrievalHead,
+    #[serde(flatten)]
+    pub(super) setting: Hybrid,
+}
 
 /// Name of the file with tuned settings of LocDiff-H.
 pub(super) const TUNED: &str = "tuned.toml";
@@ -109,10 +119,10 @@ impl EvalFolder {
         self.write("report.txt", report.as_bytes())
     }
 
-    /// Writes settings of LocDiff-H to `tuned.toml`. The first line of the file is a comment that describes the origin
-    /// of the settings.
-    pub(super) fn write_tuned(&self, origin: &str, setting: &Hybrid) -> Result<PathBuf, LaunchError> {
-        let values = toml::to_string(setting).expect("the settings can be written as TOML");
+    /// Writes settings of LocDiff-H, and the head that they were tuned for, to `tuned.toml`. The first line of the file
+    /// is a comment that describes the origin of the settings.
+    pub(super) fn write_tuned(&self, origin: &str, tuned: &TunedSetting) -> Result<PathBuf, LaunchError> {
+        let values = toml::to_string(tuned).expect("the settings can be written as TOML");
         self.write(TUNED, format!("# {origin}\n\n[retrieval]\n{values}").as_bytes())
     }
 

@@ -220,7 +220,7 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
         Row::Computed(row) => row.out_of_range,
         Row::Published(_) => None,
     });
-    if let Some(count) = out_of_range {
+    if let Some(count) = out_of_range.filter(|count| *count > 0) {
         let line = format!("LocDiff-H: in {count} rows no gallery point was in range, so LocDiff's answer is used");
         let _ = write!(text, "\n{}\n", wrapped(&line, 2, width));
     }

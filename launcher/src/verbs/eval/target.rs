@@ -2,9 +2,10 @@
 //! or, if this field is empty, the newest run with a checkpoint. `eval.checkpoint` selects the newest whole checkpoint,
 //! the best checkpoint, or the checkpoint of a given step.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use locdiff_core::config::{self, CheckpointChoice, Layer, Resolved};
+use locdiff_core::config::{self, CheckpointChoice, Layer, Resolved, RetrievalHead};
 
 use super::files::TUNED;
 use crate::cli::Global;
@@ -31,7 +32,7 @@ pub(super) fn find(
             }
             resolve(global)?
         }
-        true => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
+        true => own_configuration(&run, global, is_hybrid, output)?,
     };
     let (checkpoint, reason, protected) = loop {
         let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
@@ -45,28 +46,38 @@ pub(super) fn find(
     Ok((run, checkpoint, protected, resolved))
 }
 
-/// The layers of the configuration, weakest first: the run's own configuration, the tuned settings if LocDiff-H is
-/// evaluated, `--set`, and the other flags.
-fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Vec<Layer>, LaunchError> {
+/// The run's own configuration with `--set` and the other flags. If LocDiff-H is evaluated, tuned settings override the
+/// run's own, unless they were tuned for another retrieval head than the one that the run or the flags choose.
+fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Resolved, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
+    let own = config::load(&layers)?;
     if !is_hybrid {
-        return Ok(layers);
+        return Ok(own);
     }
     let path = run.join("eval").join(TUNED);
-    match std::fs::read_to_string(&path) {
-        Ok(text) => {
-            let origin = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
-            let origin = wrapped(&origin, 2, width() - 2);
-            output.print(&format!("settings:\n  {}\n  {origin}", path.display()));
-            layers.insert(1, Layer::File(path));
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
             let line = "LocDiff-H uses the configured settings, because `eval --tune` has not tuned this run";
             output.print(&wrapped(line, 2, width()));
+            return Ok(own);
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
+    };
+    let tuned_for = config::load(&[Layer::File(path.clone())])?.config.retrieval.head;
+    let wanted = own.config.retrieval.head;
+    if wanted != RetrievalHead::Auto && tuned_for != RetrievalHead::Auto && wanted != tuned_for {
+        let line = "LocDiff-H uses the configured settings, because the tuned ones are for another retrieval head; \
+                    `eval --tune --hybrid` tunes them for this one";
+        output.print(&wrapped(line, 2, width()));
+        return Ok(own);
     }
-    Ok(layers)
+    layers.insert(1, Layer::File(path.clone()));
+    let tuned = config::load(&layers)?;
+    let origin = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
+    let origin = wrapped(&origin, 2, width() - 2);
+    output.print(&format!("settings:\n  {}\n  {origin}", path.display()));
+    Ok(tuned)
 }
 
 /// The checkpoint to evaluate, and the reason for the choice.

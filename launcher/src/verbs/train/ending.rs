@@ -4,7 +4,7 @@ use locdiff_core::config::RunConfig;
 
 use super::record::quoted;
 
-/// The commands to go on with after a training, each on a line of its own.
+/// The commands to go on with after training, each on a line of its own.
 pub(super) fn next_commands(run: &str, config: &RunConfig, is_evaluated: bool) -> String {
     let dir = &config.checkpoint.dir;
     let place = match *dir == RunConfig::default().checkpoint.dir {

@@ -1,16 +1,13 @@
-//! The first estimate of how long a training takes, from the heartbeats of rank 0. It comes long before the first
-//! progress report if steps are slow.
+//! Estimates how long training takes, from the heartbeats of rank 0. If steps are slow, the estimate comes long before
+//! the first progress report.
 
 use std::time::{Duration, Instant};
 
-use locdiff_core::text::duration_text;
+use locdiff_core::text::training_time;
 
 /// The estimate is made after at least this many timed steps and this much time.
 const STEPS_MIN: u64 = 3;
 const TIME_MIN: Duration = Duration::from_secs(3);
-
-/// A training that takes longer than this many seconds is probably a mistake.
-const LONG_S: f64 = 48.0 * 3600.0;
 
 /// Times the first steps of an attempt.
 #[derive(Debug)]
@@ -70,10 +67,9 @@ impl Forecast {
 impl Estimate {
     /// Logs the estimate, as a warning if the training takes very long.
     pub(super) fn log(&self) {
-        let text = format!("about {} for {} steps", duration_text(self.seconds), self.steps);
-        match self.seconds > LONG_S {
-            true => tracing::warn!("{text}; use a smaller model (`--config demo`), or lower train.steps"),
-            false => tracing::info!("{text}"),
+        match training_time("about", self.seconds, self.steps) {
+            (text, true) => tracing::warn!("{text}"),
+            (text, false) => tracing::info!("{text}"),
         }
     }
 }
