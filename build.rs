@@ -30,8 +30,8 @@ fn main() {
     link(&libtorch, cuda);
 }
 
-/// Checks the version of libtorch. The version is read from the headers, because unpacked wheels, unpacked zip
-/// archives and the folders of links that `make setup` creates all have the headers.
+/// Checks the version of libtorch. The version is read from the headers, because every kind of libtorch folder has
+/// them: an unpacked wheel, an unpacked zip archive, and the folder of links that `make setup` creates.
 fn check_version(libtorch: &Path) -> Result<(), String> {
     let header = libtorch.join("include/torch/headeronly/version.h");
     let text = std::fs::read_to_string(&header)

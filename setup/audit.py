@@ -40,7 +40,7 @@ def find_cargo_deny():
 
 
 def install_cargo_deny(environment):
-    """Builds cargo-deny without optimisation. An optimised build takes three times as long. Unoptimised, a run takes two seconds."""
+    """Builds cargo-deny without optimisation. An optimised build takes three times as long, and an unoptimised run takes only two seconds."""
     log("building cargo-deny %s in .tools/ (once, about 2 minutes)" % CARGO_DENY_VERSION)
     command = ["cargo", "install", "cargo-deny", "--version", CARGO_DENY_VERSION, "--locked", "--quiet", "--force"]
     command += ["--profile", "dev", "--config", "profile.dev.debug=false", "--root", str(TOOLS)]

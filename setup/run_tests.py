@@ -195,8 +195,8 @@ def prepare(libtorch_set):
     for name, options in (("libtorch", ["--set", libtorch_set]), ("geoclip", [])):
         if children.wait(children.start([sys.executable, "-B", "setup/%s.py" % name, *options])) != 0:
             raise Failed("cannot prepare %s; see the error above" % name)
-    # Stop the early build if it still runs. Otherwise the main build would wait for cargo's lock on the target folder, and the compilation
-    # of torch-sys, on which the main crate depends, would start later.
+    # Stop the early build if it still runs. While it holds cargo's lock on the target folder, the main build cannot begin to compile
+    # torch-sys, on which the main crate depends.
     children.wait(early, 0)
 
 

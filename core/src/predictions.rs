@@ -2,10 +2,11 @@
 //!
 //! The predictions are a table of coordinates: CSV, Parquet or `.npy`. If the table has an id column, predictions and
 //! true places are matched by id, so the rows may be in any order. If the table has no id column, rows are matched by
-//! their order, and the result says so. A table without an id column but with other text columns is refused,
-//! because one of them probably holds the ids. No row is dropped: every true place needs exactly one prediction, every
-//! prediction needs a true place, and all coordinates must be valid. Every error names the file, and also the rows or
-//! ids if single rows are at fault.
+//! their order, and the result says so. A table without an id column but with other text columns is refused, because
+//! one of them probably holds the ids.
+//!
+//! No row is dropped: every true place needs exactly one prediction, every prediction needs a true place, and all
+//! coordinates must be valid. Every error names the file, and also the rows or ids if single rows are at fault.
 
 use std::collections::HashMap;
 use std::path::Path;

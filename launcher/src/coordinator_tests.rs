@@ -358,8 +358,8 @@ fn exit_code_is_a_cause_while_the_gang_is_being_stopped() {
 }
 
 proptest! {
-    /// These rules hold for any sequence of events. A failure stops the gang. The coordinator kills a gang once,
-    /// and gives up on workers that do not end. A gang whose processes have all ended has an outcome. A gang that
+    /// These rules hold for any sequence of events. A failure stops the gang. The coordinator kills a gang at most
+    /// once, and gives up on workers that do not end. A gang whose processes have all ended has an outcome. A gang that
     /// succeeded has a result from every rank.
     #[test]
     fn every_gang_ends(is_running in any::<bool>(), events in proptest::collection::vec(any_event(3), 0..40)) {

@@ -29,17 +29,19 @@ pub(crate) use {refuse, reported};
 pub struct LaunchError {
     code: ExitCode,
     kind: FailureKind,
-    /// The message. If a worker failed, the message is the whole report about the gang.
+    /// The message. If a gang failed unexpectedly, the message is the whole report about the gang.
     text: String,
     gang: Option<Box<GangFailure>>,
 }
 
-/// How a gang failed. This decides whether the gang is restarted, and is written to `failure.json`.
+/// How a gang failed, for `failure.json`. The restart policy also compares `what` and `step` with earlier failures, to
+/// recognise a crash that happens twice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GangFailure {
     /// What happened, such as "panic" or "SIGSEGV". Two failures of the same sort have the same text.
     pub what: String,
-    /// The training step of the worker that failed first; 0 before the first step.
+    /// The training step of the first worker that the root cause names. 0 before the first step, or if the root cause
+    /// names no worker.
     pub step: u64,
     /// The root cause.
     pub first_cause: String,

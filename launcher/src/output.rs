@@ -15,8 +15,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::error::exit_code_of;
 use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout};
 
-/// Time that a command waits at its end for its text to be written. After this time, it no longer waits for stderr. For
-/// stdout, it waits on until the text is written or a signal arrives, unless a signal has already stopped the command.
+/// How long a command waits at its end for its text to be written. After this time, it gives up on stderr. It continues
+/// to wait for stdout until the text is written or a signal arrives, unless a signal has already stopped the command.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Time between two checks whether all text is written to stdout.

@@ -106,7 +106,7 @@ struct WorkerPulse {
 }
 
 impl Pulses {
-    /// Starts to watch `workers` workers. The launcher has just sent them their job.
+    /// Starts to watch `workers` workers. The time without progress counts from `now`.
     pub fn new(workers: usize, limits: PhaseLimits, now: Duration) -> Self {
         let worker = WorkerPulse { last: None, progressed_at: now, beat_at: now, is_done: false };
         Self { limits, workers: vec![worker; workers], looked_at: now }
@@ -157,8 +157,10 @@ impl Pulses {
     }
 
     /// A stuck worker and the limit that it exceeded; `None` if no worker is stuck. Of several stuck workers, returns
-    /// one at the lowest step. In a rendezvous, all workers wait for each other; there, a worker that sends no
-    /// heartbeats keeps the others waiting and is returned.
+    /// one at the lowest step.
+    ///
+    /// In a rendezvous, all workers wait for each other, so the step does not tell which one is at fault. If a worker
+    /// has stopped sending heartbeats there, returns that worker.
     pub fn stuck(&self, now: Duration) -> Option<(StuckWorker, Duration)> {
         let overdue = self.judged().filter(|(_, worker, since)| now >= *since + self.limits.of(worker.phase()));
         let (rank, worker, _) = overdue.min_by_key(|(_, worker, _)| (worker.step(), worker.progressed_at))?;

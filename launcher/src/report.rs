@@ -39,7 +39,7 @@ pub struct EndedWorker {
 }
 
 /// Builds the error of a failed gang. The first of `causes` is the root cause. `workers` has all workers in rank order.
-/// `oom_killed`: whether the kernel's OOM killer has killed a process since the gang began.
+/// `oom_killed` says whether the kernel's OOM killer has killed a process since the gang began.
 pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed: bool) -> LaunchError {
     let Some(first) = causes.first() else {
         return reported!(WorkerFailed, "`{job}` failed, but no cause was recorded: this is a bug");
@@ -67,9 +67,9 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
     error.with_kind(if is_held { FailureKind::Final } else { kind(first) }).with_gang(gang)
 }
 
-/// The error for a root cause that is an expected failure, such as bad data. It contains only the message of the
-/// failure, because the rank and its output would not help the user. `None` for any other root cause. Also `None` for
-/// failures after which the workers may be restarted, because the user then needs the host and the device of the rank.
+/// The short error for an expected failure, such as bad data. It contains only the message of the failure, because the
+/// rank and its output would not help the user. `None` if the root cause is not an expected failure. Also `None` if the
+/// workers may be restarted after the failure, because the user then needs the host and the device of the rank.
 fn expected(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
     let code = exit_code(first);
@@ -369,8 +369,8 @@ fn rank_list(ranks: &[u32]) -> String {
     ranges.collect::<Vec<_>>().join(", ")
 }
 
-/// The kernel function in which a thread of the process is in uninterruptible sleep (state D). If no thread is in this
-/// state, returns the kernel function in which the main thread waits. `None` if the function is unknown.
+/// Returns the kernel function in which a thread of the process is in uninterruptible sleep (state D). If no thread is
+/// in this state, returns the one in which the main thread waits. Returns `None` if the function is unknown.
 fn wait_channel(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let in_state_d = |task: &PathBuf| {

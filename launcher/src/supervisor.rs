@@ -300,7 +300,7 @@ async fn supervise(
     };
     observations.close();
     let interrupts_before = interrupts;
-    // If a signal asked the run to stop, a hung disk must not delay the end beyond the time allowed for stopping.
+    // If a signal asked the run to stop, wait for a hung disk no longer than workers may take to stop, plus a second.
     let preempt_limit = gang.limits.preempt + OUTPUT_GRACE;
     let limit = match interrupts {
         _ if is_disk_stuck => OUTPUT_GRACE,

@@ -109,7 +109,7 @@ pub(crate) fn run_repeatable<T: TypedResult>(
     job: &Job,
 ) -> anyhow::Result<GangResult<T>> {
     let config = &resolved.config;
-    // Somebody is waiting for the answer, so this gives up long before a training would.
+    // Somebody is waiting for the answer, so give up on an outage much earlier than training does.
     let supervise = SuperviseConfig {
         outage_patience_s: config.supervise.outage_patience_s.min(OUTAGE_PATIENCE_S_MAX),
         ..config.supervise.clone()

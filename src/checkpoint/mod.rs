@@ -4,9 +4,13 @@
 //! a checkpoint (`launcher/src/run_folder`). Every read of a file verifies its checksum. This module does not interpret
 //! the tensors.
 //!
-//! In reading order: `header` (encodes and parses the header of a safetensors file), `writer` (writes one part),
-//! `background` (writes parts while training continues), `pieces` (joins the pieces of a part), `reader` (reads a
-//! committed checkpoint), `export` (writes averaged weights to one file).
+//! In reading order:
+//! - `header`: encodes and parses the header of a safetensors file.
+//! - `writer`: writes one part.
+//! - `background`: writes parts while training continues.
+//! - `pieces`: joins the pieces of a part.
+//! - `reader`: reads a committed checkpoint.
+//! - `export`: writes averaged weights to one file.
 
 mod background;
 mod error;

@@ -1,5 +1,5 @@
-//! Writes the parts of a checkpoint and returns the length and checksum of each file. Each tensor is copied to a small
-//! buffer and written from there, a piece at a time.
+//! Writes the parts of a checkpoint and returns the length and checksum of each file. Each tensor is copied piece by
+//! piece to a small buffer and written from there.
 //!
 //! The background writer copies tensors from a GPU through pinned memory, because a copy into pageable memory would
 //! keep all other threads from launching kernels.

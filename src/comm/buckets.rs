@@ -1,10 +1,12 @@
 //! Gradients in flat buffers (buckets) that are averaged over ranks while backward is still running.
 //!
+//! Each gradient is a view into its bucket, and backward accumulates into this view. When all gradients of a bucket are
+//! ready, its reduction starts: the mean over ranks is computed. Every rank starts the reductions in the order of the
+//! buckets, so that no two ranks wait for different buckets.
+//!
 //! The division of gradients into buckets depends only on the list of parameters and the bucket size, and never
 //! changes. With three or more ranks, the rounding of a sum over ranks depends on this division, so a restarted run
-//! must use the same division. Each gradient is a view into its bucket, and backward accumulates into this view. When
-//! all gradients of a bucket are ready, its reduction starts, which computes the mean over ranks. Every rank starts the
-//! reductions in the same order, so that no two ranks wait for different buckets.
+//! must use the same division.
 //!
 //! ```text
 //! buckets.zero()?;

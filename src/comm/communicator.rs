@@ -51,7 +51,7 @@ pub struct Rendezvous {
     pub rank: u32,
     /// How the ranks of the world are divided into groups. Must be the same on every rank.
     pub layout: Layout,
-    /// The attempt of this run: the number of restarts so far. Must be the same on every rank.
+    /// The number of this attempt of the run. Must be the same on every rank.
     pub attempt: u32,
     /// This rank's connection to the store.
     pub store: StoreEnd,
@@ -179,8 +179,8 @@ impl Backend {
     }
 }
 
-/// Announces this rank in the store and waits until all ranks have announced themselves. Without this step, the
-/// connection of a group would wait for a rank that never joins, and no error could name that rank.
+/// Announces this rank in the store and waits until all ranks have announced themselves. Without this step, connecting
+/// a group would wait for a rank that never joins, and no error could name that rank.
 fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
     let started = Instant::now();
     let store_error = |source| connect_error(rank, "the store", source);

@@ -1,10 +1,11 @@
 //! Collectives with a backward pass, for layers that are split across ranks.
 //!
 //! Each function applies one operation in the forward pass and another operation to the gradient in the backward pass.
-//! The right function depends on what the ranks compute from its result. If all ranks compute the same value from it,
-//! each rank already has the whole gradient of the result. If the ranks compute different values, each rank has only
-//! its share of the gradient, and the backward pass must add or concatenate the shares. A tensor is *replicated* if
-//! every rank has the same values.
+//! The right function depends on what the ranks compute from its result. If all ranks compute the same value from the
+//! result, each rank already has the whole gradient of the result. If the ranks compute different values, each rank has
+//! only its share of the gradient, and the backward pass must add or concatenate the shares.
+//!
+//! A tensor is *replicated* if every rank has the same values.
 //!
 //! Example, after Megatron-LM (Shoeybi et al. 2019, section 3): rank r computes a column-parallel layer with its share
 //! Aᵣ of the weights, and then a row-parallel layer with its share Bᵣ, as `reduce(gelu(copy(x)·Aᵣ)·Bᵣ)`. The bias of

@@ -2,13 +2,16 @@
 //!
 //! The sampler visits a decreasing sequence of timesteps. A step goes from timestep t to the next timestep u < t. Let x
 //! be the noised code at t, x̂_0 the network's prediction from x, n standard normal noise, and η between 0 and 1. With
-//! a = ᾱ_t, c = ᾱ_u (c = 1 in the last step) and ε = (x − √a·x̂_0) / √(1 − a), a step is:
+//! a = ᾱ_t, c = ᾱ_u (c = 1 in the last step) and ε = (x − √a·x̂_0) / √(1 − a), a step is (DDIM eq. 12 and 16)
 //! ```text
 //! x ← √c · x̂_0 + √(1 − c − σ²) · ε + σ · n,    σ² = η² · (1 − c) / (1 − a) · (1 − a / c)
 //! ```
-//! (DDIM eq. 12 and 16). With η = 1 and all timesteps, this is DDPM's ancestral sampling. With η = 0, the steps are
-//! deterministic. The coefficients are computed in f64. ε is not computed explicitly. Instead, a step is computed as x
-//! ← (√c − r·√a) · x̂_0 + r · x + σ · n, with r = √(1 − c − σ²) / √(1 − a).
+//! With η = 1 and all timesteps, this is DDPM's ancestral sampling. With η = 0, the steps are deterministic.
+//!
+//! The code does not compute ε. It computes a step in this equivalent form, with coefficients in f64:
+//! ```text
+//! x ← (√c − r·√a) · x̂_0 + r · x + σ · n,    r = √(1 − c − σ²) / √(1 − a)
+//! ```
 //!
 //! All codes in this module are scaled by [`CODE_SCALE`](super::CODE_SCALE), like the input and the output of the
 //! network.

@@ -2,16 +2,19 @@
 //! the distance by which the mode of the density moves.
 //!
 //! Theory predicts the drift. Let L be the degree, σ the standard deviation of the noise, R the radius of the Earth,
-//! and g the gradient of the noise at the true point. The curvature at the peak of a code without noise is `I = Σ_l
-//! l(l+1)(2l+1) / 8π = L (L+1)² (L+2) / 16π`. To first order the mode moves by the angle `g / I`, and g has variance σ²
-//! I along each axis. The drift is therefore Rayleigh distributed with mean `√(π/2) σ R / √I`. At L = 47 the mean is
-//! 2.46 km, whereas the paper reports 5.3 km.
+//! and g the gradient of the noise at the true point. The curvature at the peak of a code without noise is
+//! ```text
+//! I = Σ_l l(l+1)(2l+1) / 8π = L (L+1)² (L+2) / 16π
+//! ```
+//! To first order the mode moves by the angle `g / I`, and g has variance `σ² I` along each axis. The drift is
+//! therefore Rayleigh distributed with mean `√(π/2) σ R / √I`. At L = 47 the mean is 2.46 km, whereas the paper reports
+//! 5.3 km.
 //!
 //! The search for the mode runs on the continuous sphere in f64. It starts at the true point, which saves time. For the
-//! first [`SEARCHED_PER_BLOCK`] points of each block, a second search starts at the best point of a grid over the whole
-//! sphere, without knowing the true point. If the second search finds a different mode, this is an error. No such error
-//! is expected: at L = 47 the noise has a standard deviation of 1.4 everywhere on the sphere, while the peak has a
-//! height of 183 and the side lobes have a height of 12.
+//! first [`SEARCHED_PER_BLOCK`] points of each block, a second search does not use the true point: it starts at the
+//! best point of a grid over the whole sphere. It is an error if the second search finds a different mode. No such
+//! error is expected: at L = 47 the noise has a standard deviation of 1.4 everywhere on the sphere, while the peak has
+//! a height of 183 and the side lobes have a height of 12.
 //!
 //! Each point and its noise are functions of the seed, the degree and the index of the point, and the division into
 //! blocks is fixed. The result is therefore bit-identical for any number of workers and threads.

@@ -4,7 +4,7 @@
 //! geoclip.safetensors   the tensors of the wheel, f32: location.LocEnc{0,1,2}.*, image.{0,2}.*, logit_scale
 //! gallery.csv           lat,lon: 100,000 places
 //! LICENSE               GeoCLIP's licence (MIT)
-//! manifest.json         format version, source of the weights, and length and xxh3 of the three files
+//! manifest.json         format version, source of the weights, and length and xxh3 of the three files above
 //! gallery-*.f32         cached embeddings of a gallery
 //! ```
 //!

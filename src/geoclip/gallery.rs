@@ -1,12 +1,13 @@
 //! The embeddings of a gallery. A gallery is a list of places: the 100,000 MP16 places that come with GeoCLIP, or any
 //! other list.
 //!
-//! Embeddings are computed once and cached in the folder of the weights. The cache file of GeoCLIP's gallery is
-//! `gallery-cpu.f32` or `gallery-cuda.f32`. For any other gallery, the file name also contains a checksum of the
-//! places. A cache file has a magic number, a key, the checksum of the rows, and then the rows, each of 512
+//! Embeddings are computed once and cached in the folder of the weights. Cached embeddings are bit-identical to
+//! computed ones. The cache file of GeoCLIP's gallery is `gallery-cpu.f32` or `gallery-cuda.f32`. For any other
+//! gallery, the file name also contains a checksum of the places.
+//!
+//! A cache file consists of a magic number, a key, the checksum of the rows, and the rows. Each row has 512
 //! little-endian f32. The key is a checksum of the weights, the gallery and the kind of device. If the length, the key
-//! or the checksum of a cache file is wrong, the file is ignored and the embeddings are computed again. Cached
-//! embeddings are bit-identical to computed ones.
+//! or the checksum of a cache file is wrong, the file is ignored and the embeddings are computed again.
 
 use std::fs::File;
 use std::hash::Hasher as _;

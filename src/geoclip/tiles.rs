@@ -26,8 +26,8 @@ pub fn tile_rows(device: Device) -> usize {
 }
 
 /// Calls `work` for every tile, on up to `threads` threads. If `threads` is 1 or there is only one tile, `work` runs on
-/// the caller's thread. `share` creates a context for each thread. libtorch's intra-op threads are switched off during
-/// the call. After the first failure no further tiles are started.
+/// the caller's thread. `share` creates the context that a thread passes to `work`. libtorch's intra-op threads are
+/// switched off during the call. After the first failure no further tiles are started.
 pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
     threads: usize,
     tiles: Vec<Tile>,

@@ -1,31 +1,30 @@
 //! KL divergence between two softmax distributions over anchors, for each row of a mini-batch.
 //!
 //! Let z be the logits of the prediction and y the logits of the truth over the anchors a. Then q = softmax z and p =
-//! softmax y are the two distributions. Logits reach 183 at L = 47, which f32 cannot exponentiate, so the log-sum-exp
-//! is always subtracted first.
+//! softmax y are the two distributions. Logits reach 183 at L = 47, and exp(183) overflows f32, so the log-sum-exp is
+//! always subtracted first.
 //!
-//! If the anchors are split over ranks, rank r holds the logits of its own anchors A_r. Let Z_r be the log-sum-exp of z
-//! over A_r, and Y_r the log-sum-exp of y over A_r. Let q_r and p_r be the distributions within A_r, and K_r = KL(q_r ‖
-//! p_r). Let w = softmax_r Z_r and v = softmax_r Y_r. Because q = w_r · q_r and p = v_r · p_r on A_r, the chain rule of
-//! relative entropy gives
+//! If the anchors are split over ranks, rank r holds the logits of its own anchors A_r. Over A_r, let Z_r be the
+//! log-sum-exp of z, Y_r the log-sum-exp of y, and q_r and p_r the two softmax distributions. Let w = softmax_r Z_r and
+//! v = softmax_r Y_r. Because q = w_r · q_r and p = v_r · p_r on A_r, the chain rule of relative entropy gives
 //! ```text
-//! KL(q ‖ p) = Σ_r w_r · (K_r + log w_r − log v_r)      reverse
+//! KL(q ‖ p) = Σ_r w_r · (K_r + log w_r − log v_r)      reverse, with K_r = KL(q_r ‖ p_r)
 //! KL(p ‖ q) = Σ_r v_r · (K_r + log v_r − log w_r)      forward, with K_r = KL(p_r ‖ q_r)
 //! ```
 //! The forward pass therefore gathers three numbers per row from every rank, (Z_r, Y_r, K_r), and every rank computes
-//! the same divergence from them.
+//! the same divergence D from them.
 //!
-//! Gradient: every rank computes the whole divergence from the gathered numbers, so every rank already has the whole
-//! derivative with respect to its own (Z_r, K_r). The backward pass of the gather therefore only keeps the rank's own
-//! piece. For the reverse divergence D, the derivatives are
+//! So every rank already has the whole derivative of D with respect to its own (Z_r, K_r), and the backward pass of the
+//! gather only keeps the rank's own piece. For the reverse divergence and an anchor a in A_r, the derivatives are
 //! ```text
-//! ∂D/∂K_r = w_r,   ∂D/∂Z_r = w_r · (K_r + log w_r − log v_r − D),
+//! ∂D/∂K_r   = w_r                                     ∂D/∂Z_r   = w_r · (K_r + log w_r − log v_r − D)
+//! ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r)      ∂Z_r/∂z_a = q_ra
 //! ```
-//! and for an anchor a in A_r, ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r) and ∂Z_r/∂z_a = q_ra. By the chain rule,
-//! ∂D/∂z_a = q_a · (log q_a − log p_a − D), which is the same as without a split. For the forward divergence, ∂D/∂Z_r =
-//! w_r − v_r and ∂D/∂z_a = q_a − p_a. From these exact derivatives with respect to its own logits, each rank computes
-//! its share of the gradient of the prediction. A single all-reduce of `[batch, d]` sums the shares, in the backward
-//! pass of `differentiable::copy`.
+//! By the chain rule, ∂D/∂z_a = q_a · (log q_a − log p_a − D), which is the same as without a split. The forward
+//! divergence has ∂D/∂Z_r = w_r − v_r and ∂D/∂z_a = q_a − p_a.
+//!
+//! From these exact derivatives with respect to its own logits, each rank computes its share of the gradient of the
+//! prediction. A single all-reduce of `[batch, d]` sums the shares, in the backward pass of `differentiable::copy`.
 // Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code, r ranks.
 
 use locdiff_core::config::KlDirection;

@@ -52,13 +52,13 @@ pub struct Inputs<'a> {
     pub anchors_split: Option<&'a Group>,
 }
 
-/// The loss and its terms, as scalars on the device.
+/// The loss and its terms, as scalars on the device. Only `total` carries a gradient. A term is `None` if its weight is
+/// 0.
 #[derive(Debug)]
 pub struct Losses {
     /// The weighted sum of the terms. Call backward on this tensor.
     pub total: Tensor,
-    /// Mean KL divergence. No term (`kl`, `l2`, `l1`, `cosine`) carries a gradient. A term is `None` if its weight is
-    /// 0.
+    /// Mean KL divergence.
     pub kl: Option<Tensor>,
     /// Mean squared error of scaled codes.
     pub l2: Option<Tensor>,

@@ -3,12 +3,15 @@
 //!
 //! ```text
 //! h = (1 + scale_t) ⊙ (W_x x) + shift_t + W_I e,    out = dropout(sin(W_o h))
+//! (scale_t, shift_t) = W_2 silu(W_0 τ(t))
 //! ```
 //!
-//! Here x is the input, h the hidden values, e the embedding of the image, τ(t) the sinusoidal embedding of timestep t,
-//! and (scale_t, shift_t) = W_2 silu(W_0 τ(t)). Biases are left out. If the layer is split over ranks, each rank holds
-//! a share of h, and computes only its share of W_x x, W_I e, scale_t and shift_t. The products with W_o are summed
-//! over ranks. x, the output and the dropout mask are the same on every rank.
+//! Here x is the input, h the hidden values, e the embedding of the image, and τ(t) the sinusoidal embedding of
+//! timestep t. The formulas leave out biases.
+//!
+//! If the layer is split over ranks, each rank holds a share of h, and computes only its share of W_x x, W_I e, scale_t
+//! and shift_t. The products with W_o are summed over ranks. x, the output and the dropout mask are the same on every
+//! rank.
 // Letters in tensor names: b batch, i input, h hidden (this rank's share), o output, e embedding, t timesteps.
 
 use locdiff_core::random::{Philox, Stream};

@@ -61,10 +61,10 @@ impl Parameters {
         self.list.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
     }
 
-    /// Returns whole tensors, each with the name of its parameter. `tensors` holds this rank's parts of tensors that
-    /// are split like the parameters, such as their moving averages, in the order of the parameters. If the
-    /// network is split, `group` must be its tensor-parallel group, and every rank of the group must call this. Without
-    /// `group`, the tensors are returned unchanged.
+    /// Gathers whole tensors and returns each with the name of its parameter. `tensors` holds one tensor per parameter,
+    /// in the order of the parameters, for example the moving averages. Each is this rank's part, split like the
+    /// parameter. If the network is split, `group` must be its tensor-parallel group, and every rank of the group must
+    /// call this. Without `group`, the tensors are returned unchanged.
     pub fn gather_whole(&self, tensors: &[Tensor], group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
         let _without_gradients = tch::no_grad_guard();
         let whole = |parameter: &Parameter, tensor: &Tensor| {

@@ -18,7 +18,7 @@ pub fn print_on_request() -> nix::Result<()> {
     let action = SigAction::new(SigHandler::Handler(print), SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: the handler is not async-signal-safe, because it allocates memory and takes locks. It may deadlock, but
     // it cannot corrupt memory, because locks guard malloc and stderr. A deadlock does no harm: the launcher requests a
-    // backtrace only from a stuck worker, and kills this worker half a second later.
+    // backtrace only from a worker that seems stuck, and kills this worker at most a second later.
     unsafe { sigaction(BACKTRACE_SIGNAL, &action) }.map(drop)
 }
 

@@ -34,8 +34,8 @@ impl HostRows {
 
     /// Takes back a tensor from [`HostRows::into_tensor`] to fill it again. Returns `None` if the tensor is not a
     /// contiguous float16 tensor `[rows, width]` in main memory, if another tensor still refers to its memory, or if
-    /// its memory is pinned. A copy to a GPU may still be reading pinned memory, so pinned memory goes back to torch's
-    /// allocator, which knows when its copies are done.
+    /// its memory is pinned. A copy to a GPU may still be reading pinned memory. Dropping the tensor gives this memory
+    /// back to torch's allocator, which reuses it only when the copy is done.
     pub fn reuse(tensor: Tensor, rows: usize, width: usize) -> Option<Self> {
         let shape = [i64::try_from(rows).ok()?, i64::try_from(width).ok()?];
         let fits = tensor.device() == Device::Cpu && tensor.kind() == Kind::Half && tensor.is_contiguous();

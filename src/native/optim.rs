@@ -1,4 +1,4 @@
-//! The optimizer. This module offers AdamW as one fused operation over a list of tensors, computes the norm of
+//! The optimiser. This module offers AdamW as one fused operation over a list of tensors, computes the norm of
 //! gradients, clips gradients, checks whether they are finite, and updates moving averages of parameters.
 //!
 //! No function of this module waits for the device. The learning rate, the step, the clip divisor and the skip flag are

@@ -4,6 +4,7 @@
 //! `RowPool` owns memory for rows. It assigns each row of its memory once, as the destination of one wanted row of a
 //! block. A [`RowPlaces`] holds all destinations for one block. Only the owner of the `RowPlaces` can write to these
 //! destinations. [`RowPlaces::finish`] consumes the `RowPlaces`, so that nobody can write to its destinations again.
+//!
 //! Invariants:
 //! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to the memory.
 //!   So no thread reads a row before the row was written completely and declared good, and no thread writes to memory
@@ -138,8 +139,8 @@ impl RowPlaces {
         assert!(whole, "got {} bytes, wanted at most {left} rows of {} bytes", rows.len(), self.row_bytes);
         let slots = &self.slots[self.written..][..count];
         for (slot, row) in slots.iter().zip(rows.chunks_exact(self.row_bytes)).filter(|(slot, _)| !slot.is_null()) {
-            // SAFETY: `slot` has room for one row. No other thread reads or writes that memory, so `row` cannot overlap
-            // it. `fence` is called below.
+            // SAFETY: `slot` has room for one row. Nothing else may access that memory (see `RowPool::new`), so `row`
+            // cannot overlap it. `fence` is called below.
             unsafe { copy_streaming(row, *slot) };
         }
         fence();
@@ -307,8 +308,7 @@ mod tests {
                 let (mut memory, _) = rows(wanted.len(), row_bytes);
                 let mut places = RowPlaces::new(40, row_bytes);
                 wanted.iter().for_each(|row| memory.assign(&mut places, *row));
-                // First write bytes that must not remain: `restart` goes back to the first row, and the block
-                // overwrites these bytes.
+                // First write seven rows of wrong bytes. After `restart`, the rows of the block must overwrite them.
                 places.write(&vec![255; 7 * row_bytes]);
                 places.restart();
                 block.chunks(piece_rows * row_bytes).for_each(|piece| places.write(piece));

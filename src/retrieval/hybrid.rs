@@ -80,7 +80,7 @@ pub(super) fn within_any(index: &SphereIndex, places: &[UnitVector], radius: Km)
 }
 
 /// The distance in km, computed from the chord. This function is faster than [`UnitVector::distance`]. The result is
-/// exact to a millimetre except near antipodes, where every kernel is zero.
+/// exact to a millimetre except near antipodes, where a larger error does not matter.
 pub(super) fn chord_km(one: UnitVector, other: UnitVector) -> f64 {
     2.0 * EARTH_RADIUS_KM * (0.5 * chord2(one, other).sqrt()).min(1.0).asin()
 }
@@ -111,9 +111,10 @@ fn first_best(scores: &[f64]) -> Option<usize> {
     (0..scores.len()).reduce(better)
 }
 
-/// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. At
-/// most `CONSENSUS_POINTS` candidates vote: those with the highest scores. Of candidates with equal scores, those that
-/// come first in the gallery are preferred.
+/// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. The
+/// candidates with the highest scores vote, at most `CONSENSUS_POINTS` of them. A candidate whose score is more than
+/// `CONSENSUS_DEPTH` below the highest score does not vote. Of candidates with equal scores, those that come first in
+/// the gallery are preferred.
 pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
     let mut best: Vec<usize> = (0..scores.len()).collect();
     let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(candidates[*a].cmp(&candidates[*b]));

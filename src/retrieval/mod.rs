@@ -1,14 +1,18 @@
-//! Retrieval answers with the gallery point that is most similar to a photo. LocDiff-H combines retrieval with
-//! LocDiff's samples.
+//! Retrieval answers with a gallery point that is similar to the photo. LocDiff-H combines retrieval with LocDiff's
+//! samples.
 //!
-//! In reading order: `gallery` (places and their embeddings), `head` (turns stored embeddings into queries, and checks
-//! whether a head can be used with the data), `retriever` (scores queries against the whole gallery, in tiles),
-//! `hybrid` (LocDiff-H: chooses the gallery point, if any, that replaces LocDiff's answer), `tune` (the error of
-//! LocDiff-H under every candidate setting), `locate` (runs all of these steps for a batch of photos).
+//! In reading order:
+//! - `gallery`: places and their embeddings.
+//! - `head`: turns stored embeddings into queries, and checks whether a head can be used with the data.
+//! - `retriever`: scores queries against the whole gallery, in tiles.
+//! - `hybrid`: LocDiff-H, which chooses the gallery point, if any, that replaces LocDiff's answer.
+//! - `tune`: the error of LocDiff-H under every candidate setting.
+//! - `locate`: runs all of these steps for a batch of photos.
 //!
 //! Invariant: the answers for a photo depend only on the photo, its samples, the gallery and the settings. They do not
-//! depend on other photos, or on the number of workers or threads. Source: the paper's "LocDiff-H"; Vivanco Cepeda et
-//! al., "GeoCLIP", NeurIPS 2023.
+//! depend on other photos, or on the number of workers or threads.
+//!
+//! Source: the paper's "LocDiff-H"; Vivanco Cepeda et al., "GeoCLIP", NeurIPS 2023.
 
 mod error;
 mod gallery;

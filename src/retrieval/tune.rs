@@ -103,8 +103,8 @@ impl Grid {
     }
 }
 
-/// The candidates of one image, sorted by distance, up to the largest radius of any setting. In this code, `place` is
-/// the index of a candidate in the list of candidates, not a location.
+/// The candidates of one image, sorted by distance. Each list ends at the largest radius of the settings that use it.
+/// In this code, `place` is the index of a candidate in the list of candidates, not a location.
 struct NearestCandidates {
     /// Pairs (distance to the aggregate in km, index of the candidate), with ascending distances.
     by_aggregate: Vec<(f64, usize)>,
@@ -146,8 +146,8 @@ impl NearestCandidates {
         }
     }
 
-    /// The candidates, sorted by distance to the aggregate, and the log density of the samples at each candidate. The
-    /// kernel of the density is `width_km` wide. The densities of each width are computed only once.
+    /// The candidates, sorted by distance to the aggregate, and the log density of the samples at each candidate, for a
+    /// kernel of width `width_km`. The densities of each width are computed only once.
     fn density(&mut self, width_km: f64) -> (&[(f64, usize)], &[f64]) {
         let (samples, count) = (self.samples, self.by_aggregate.len());
         let distances_km = &self.distances_km;
@@ -157,9 +157,9 @@ impl NearestCandidates {
     }
 }
 
-/// Finds the best candidate within each radius of `group` and writes it to `answers`. Makes one pass over `order`,
-/// whose distances ascend. `score` is called with the position of a candidate in `order` and its position in
-/// `candidates`.
+/// For each setting in `group`, writes the best candidate within its radius to `answers`. One pass over `order` is
+/// enough, because the radii in `group` and the distances in `order` ascend. `score` is called with the position of a
+/// candidate in `order` and its position in `candidates`.
 fn best_within(
     order: &[(f64, usize)],
     candidates: &[u32],

@@ -1,7 +1,9 @@
 //! `shards build`: makes shards from a table of ids and coordinates and one file of embeddings per view.
 //!
 //! Row n of the table and row n of every file of embeddings belong together. All files are read a few thousand rows at
-//! a time. A row with bad values or a duplicate identifier is an error, whose message names the file and the row. With
+//! a time.
+//!
+//! A row with bad values or a duplicate identifier is an error, whose message names the file and the row. With
 //! `on_bad_rows = skip`, such rows are skipped and counted instead. It is always an error if the files differ in their
 //! number of rows, or if the embeddings differ in their width. After an error the output folder is unchanged: it does
 //! not exist, or it is still the old folder.

@@ -1,14 +1,14 @@
 //! The matrix Q, which maps GeoCLIP's 512-dimensional space to the 768 dimensions of a simulated photo's embedding.
 //!
 //! ```text
-//! e = Q y        computes the embedding that the shards store; Q is 768 x 512, and Qᵀ Q is the identity
-//! y = Qᵀ e       maps it back; this is the linear image head of simulated shards
+//! e = Q y        y: an embedding in GeoCLIP's space; e: the embedding that the shards store
+//! y = Qᵀ e       maps e back; this is the linear image head of simulated shards
 //! ```
 //!
-//! Here y is an embedding in GeoCLIP's space and e is the embedding that the shards store. Q depends only on its seed:
-//! Philox draws a matrix of normal random numbers, and Q is the orthogonal factor of its QR decomposition, computed in
-//! f64. The sign of each column of Q is chosen such that the diagonal of the R factor is positive, so every QR
-//! implementation gives the same Q up to rounding. Training and test shards use the same seed.
+//! Q is a 768 x 512 matrix, and Qᵀ Q is the identity. Q depends only on its seed: Philox draws a matrix of normal
+//! random numbers, and Q is the orthogonal factor of its QR decomposition, computed in f64. The sign of each column of
+//! Q is chosen such that the diagonal of the R factor is positive, so every QR implementation gives the same Q up to
+//! rounding. Training and test shards use the same seed.
 
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};

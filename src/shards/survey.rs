@@ -23,7 +23,7 @@ pub struct Survey {
 
 impl Survey {
     /// Surveys the data of a new run. Data without a manifest is read completely, once. Data with a manifest is read
-    /// only if `config` skips bad rows, because the bad rows must be found.
+    /// only if `config` skips bad rows, because they must be found first.
     pub fn begin(dataset: &Dataset, config: &ShardsConfig) -> Result<Self, ShardsError> {
         if let Some(statistics) = dataset.manifest().map(Manifest::statistics) {
             let mask = Mask::for_config(dataset, config)?;
@@ -42,8 +42,8 @@ impl Survey {
     }
 
     /// Surveys the data of a run that resumes from `bookmark`. It is an error if the data at `location` has changed.
-    /// After this call, `dataset` compares every read with the checksums in the manifest. If there is no manifest, it
-    /// compares every read with the checksums in the result.
+    /// After this call, `dataset` compares every read with the checksums in the manifest or, if there is no manifest,
+    /// with the checksums in the returned survey.
     pub fn resume(
         dataset: &mut Dataset,
         config: &ShardsConfig,

@@ -1,5 +1,5 @@
-//! `shards verify`: reads all data and reports all problems, up to a limit. With a manifest it reads every byte of
-//! every file. Without a manifest it reads the footers and the columns of coordinates, embeddings and identifiers.
+//! `shards verify`: checks the data and reports all problems, up to a limit. With a manifest, it reads every byte of
+//! every file. Without a manifest, it reads the footers and the columns of coordinates, embeddings and identifiers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
@@ -28,8 +28,8 @@ impl From<ShardsError> for Problem {
 
 /// Checks files, column chunks, values and identifiers. Returns the problems found, at most [`PROBLEMS_MAX`].
 ///
-/// This function does not check the schema and the manifest: [`Dataset::open`] has already returned an error if they
-/// are bad. With [`OnBadRows::Skip`], bad rows are not reported as problems, but returned as a mask.
+/// The schema and the manifest are not checked here, because [`Dataset::open`] has already checked them. With
+/// [`OnBadRows::Skip`], bad rows are not reported as problems, but returned as a mask.
 pub fn verify(dataset: &Dataset, on_bad_rows: OnBadRows) -> Result<(Vec<Problem>, Mask), ShardsError> {
     let mut problems = Vec::new();
     check_files(dataset, &mut problems);
@@ -106,8 +106,9 @@ fn add_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem
 }
 
 impl Dataset {
-    /// Forgets the identifiers if their column was found by a common name, such as `path`, and one of them is null or
-    /// not unique. Row numbers then replace them. Returns a message about this; `None` if nothing was forgotten.
+    /// Checks the identifiers if their column was only guessed, from a common name such as `path`. If an identifier is
+    /// null or not unique, row numbers replace all identifiers, and a message about this is returned. Otherwise,
+    /// returns `None`.
     pub fn forget_ambiguous_ids(&mut self) -> Option<String> {
         if !self.files.iter().any(|file| file.is_id_guessed) {
             return None;

@@ -2,10 +2,11 @@
 //! real photos.
 //!
 //! [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
-//! multiplies the mix by the projection matrix Q. This module writes the shards. The output depends on the seed, the
-//! places, GeoCLIP's weights and the kind of device. It does not depend on the chunk size or the number of threads:
-//! embeddings and matrix products are computed in tiles of a fixed size ([`crate::geoclip::for_each_tile`]). Everything
-//! else is computed separately for each photo.
+//! multiplies the mix by the projection matrix Q. This module writes the shards.
+//!
+//! The output depends on the seed, the places, GeoCLIP's weights and the kind of device. It does not depend on the
+//! chunk size or the number of threads, because embeddings and matrix products are computed in tiles of a fixed size
+//! ([`crate::geoclip::for_each_tile`]), and everything else is computed separately for each photo.
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
@@ -18,8 +19,8 @@ use super::world::World;
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
 use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
 
-/// Default size of a chunk of photos, counted in views (one embedding each). The embeddings of a chunk take 25 MB, and
-/// intermediate results take twice as much.
+/// Default size of a chunk of photos, counted in views (one embedding each). The embeddings of a chunk take 25 MB.
+/// Intermediate results take up to 200 MB, depending on how many sources are not in the gallery.
 const CHUNK_VIEWS: usize = 16_384;
 /// Largest accepted value of `--views`. A larger number is probably a mistake.
 const VIEWS_MAX: u32 = 256;

@@ -1,5 +1,5 @@
-//! A simulated world in the style of MP16. What a photo shows depends only on the seed, the index of the photo, and the
-//! places.
+//! A simulated world in the style of MP16. What a photo shows depends only on the seed, the index of the photo, the
+//! gallery and the places where photos are taken.
 //!
 //! A photo looks like five places: the place where it was taken and four look-alikes. Each photo has a scale r, and its
 //! look-alikes are at most 1.6 r away from it. All random numbers come from [`Stream::Simulation`]:
@@ -31,8 +31,8 @@ pub const BLOCK_PHOTOS: u64 = 4096;
 
 /// Number of gallery points that are drawn for each block, as candidates for look-alikes.
 const CANDIDATES: usize = 8192;
-/// Largest distance from the photo at which a look-alike is drawn, in units of the photo's scale. The look-alike may
-/// then be moved to the nearest candidate (see `SNAP`).
+/// A look-alike is drawn at most this far from the photo, in units of the photo's scale. It may then be moved to the
+/// nearest candidate (see `SNAP`).
 const DISPLACEMENT: f64 = 1.2;
 /// A look-alike is moved to the nearest candidate only if that candidate is within this distance of the photo, in units
 /// of the photo's scale.
@@ -250,7 +250,7 @@ mod tests {
     fn nearest_candidate_is_the_one_that_a_full_search_finds() {
         let place =
             |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are valid");
-        // A spiral over the whole sphere, and a cluster whose points differ in longitude only.
+        // A spiral from pole to pole over the eastern longitudes, and a cluster whose points differ in longitude only.
         let spiral = (0..3000).map(|n| place(-90.0 + 0.06 * f64::from(n), (f64::from(n) * 137.5) % 180.0));
         let gallery: Vec<Place> = spiral.chain((0..50).map(|n| place(48.2, 16.3 + 0.001 * f64::from(n)))).collect();
         let candidates = World::new(1, &gallery, None).candidates(3).expect("block 3 is in range");

@@ -34,9 +34,9 @@ impl RankFaults {
         }
     }
 
-    /// Injects the faults that are due at `step`, counted from 1, before the step runs. Returns the faults that the
-    /// training loop itself must carry out. The launcher is notified first, so that a fault is not repeated after a
-    /// restart.
+    /// Injects the faults that are due before step `step`, where the first step is 1. Returns the faults that the
+    /// training loop itself must carry out. Notifies the launcher before each fault, so that the fault is not repeated
+    /// after a restart.
     pub(super) fn inject(&mut self, step: u64, launcher: &mut Launcher<'_>) -> Result<Vec<FaultKind>, TrainError> {
         while let Some(fault) = (launcher.next_fault)() {
             self.planned.extend((fault.rank == self.rank).then_some(InjectedFault { step, ..fault }));

@@ -24,9 +24,9 @@ pub(super) struct Form {
     pub(super) global_batch: u32,
 }
 
-/// What the ranks tell each other in a step, for example that a rank was asked to stop. Each rank encodes its requests
-/// as one number, which is summed over all ranks together with the losses. So all ranks act on the same sum after the
-/// same step.
+/// Requests that the ranks share in each step, for example that a rank was asked to stop. Each rank encodes its
+/// requests as one number, which is summed over all ranks together with the losses. So all ranks act on the same sum
+/// after the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Requests {
     /// Number of ranks that were asked to stop.

@@ -1,10 +1,11 @@
 //! Writes the state of a run as parts of a checkpoint, and restores it.
 //!
-//! There are four parts with named tensors (the weights, their moving average, the first and the second moments) and
-//! `state.json`. Data-parallel ranks hold the same tensors, so only one of them writes each part. With tensor
-//! parallelism, each rank of a replica writes one piece of the part, and only the first piece contains the replicated
-//! tensors. A run that resumes joins the pieces and splits the tensors again for its own layout, so it can resume with
-//! any layout. Random numbers need no saved state, because they are a function of seed and step.
+//! Four parts hold named tensors: the weights, their moving average, and the first and second moments. The fifth part
+//! is `state.json`. Random numbers need no saved state, because they are a function of seed and step.
+//!
+//! Data-parallel ranks hold the same tensors, so only one of them writes each part. With tensor parallelism, each rank
+//! of a replica writes one piece of a tensor part, and only the first piece contains the replicated tensors. A run that
+//! resumes joins the pieces and splits the tensors again for its own layout, so it can resume with any layout.
 
 use std::collections::BTreeMap;
 

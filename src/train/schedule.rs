@@ -18,8 +18,8 @@ pub(super) fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
     }
 }
 
-/// The decay of the moving average after update `update`, counted from 0: the smaller of `ema_decay` and (update + 1) /
-/// (update + 10). The decay starts low, so that the random initial weights soon vanish from the average.
+/// The decay of the moving average after update number `update`, counted from 0. It is the smaller of `ema_decay` and
+/// (update + 1) / (update + 10). It starts low, so that the random initial weights soon vanish from the average.
 pub(super) fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
     config.ema_decay.min((update + 1) as f64 / (update + 10) as f64)
 }

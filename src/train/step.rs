@@ -93,7 +93,7 @@ impl Trainer {
         filter: Option<Filter>,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        // Without a KL loss there may be fewer anchors than ranks. In that case, the anchors are not used.
+        // Without a KL loss, the anchors are not used, and there may be fewer anchors than ranks.
         let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
         let is_on_gpu = ranks.world().device().is_cuda();
         Ok(Self {
@@ -261,7 +261,7 @@ impl Trainer {
     /// Aborts the collectives of a step that timed out because some peer did not take part.
     fn give_up(&self, recorded: Option<Recorded>, after: Duration) -> TrainError {
         let aborting = self.abort.abort_in_background();
-        // Aborting an NCCL communicator returns only when no graph holds the communicator's collectives.
+        // Drop the graph, because the abort of an NCCL communicator ends only when no graph holds its collectives.
         drop(recorded);
         let started = Instant::now();
         while !aborting.is_finished() && started.elapsed() < ABORT_PATIENCE {

@@ -36,7 +36,7 @@ use crate::shdd::Filter;
 /// early in the backward pass.
 const BUCKET_BYTES: usize = 25 << 20;
 
-/// Everything that a training step uses or changes: the network, its optimizer state and averaged weights, the inputs,
+/// Everything that a training step uses or changes: the network, its optimiser state and averaged weights, the inputs,
 /// and the groups of ranks.
 #[derive(Debug)]
 pub(super) struct Work {

@@ -2,9 +2,10 @@
 //!
 //! Our reader runs the same code as training. It reads windows of row groups, copies rows in random order into
 //! contiguous batches, and verifies every checksum. pyarrow reads in file order. Both read from the page cache with one
-//! thread, and they take turns, so that other load on the machine affects both. Each speed is
-//! computed from the median time of several runs, once with wall-clock time and once with CPU time. CPU time is more
-//! reliable on a busy machine.
+//! thread, and they take turns, so that other load on the machine affects both.
+//!
+//! Each speed is computed from the median time of several runs, once with wall-clock time and once with CPU time. CPU
+//! time is more reliable on a busy machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -171,9 +172,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Finds a Python interpreter with pyarrow. If the user named an interpreter, it is an error if that interpreter
-    /// does not have pyarrow. If the user did not name an interpreter, tries `python3`, and returns `None` if `python3`
-    /// does not have pyarrow.
+    /// Finds a Python interpreter with pyarrow. It is an error if the interpreter that the user `named` does not have
+    /// pyarrow. If the user named none, tries `python3`, and returns `None` if `python3` does not have pyarrow.
     fn find(named: Option<&Path>, scratch: &Path) -> anyhow::Result<Option<Self>> {
         let python = named.unwrap_or(Path::new("python3")).to_owned();
         let probe = Command::new(&python).args(["-c", "import numpy, pyarrow; print(pyarrow.__version__)"]).output();

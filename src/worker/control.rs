@@ -124,8 +124,8 @@ fn ignore_signals_of_schedulers() -> anyhow::Result<()> {
     signals.thread_block().context("cannot block signals")
 }
 
-/// Reports a panic of the main thread to the launcher at once. The process may exit much later. By then, other workers
-/// may have reported errors that are only consequences of the panic.
+/// Reports a panic of the main thread to the launcher at once, because the process may exit much later. By then, other
+/// workers may have reported errors that are only consequences of the panic.
 fn report_panics(outbox: &Arc<Outbox>) {
     let outbox = Arc::clone(outbox);
     let print = std::panic::take_hook();

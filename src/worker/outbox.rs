@@ -71,9 +71,11 @@ impl Outbox {
         Ok(outbox)
     }
 
-    /// Sends a message and waits until all messages are written, but not longer than [`PATIENCE`]. If messages are left
-    /// after this wait, later calls queue their messages without waiting, until the queue is empty again. While
-    /// the queue holds more than [`BYTES_MAX`] bytes, however, every call waits.
+    /// Queues a message and waits until all messages are written, but not longer than [`PATIENCE`]. If messages are
+    /// left after this wait, later calls queue their messages without waiting, until the queue is empty again.
+    ///
+    /// While the queue holds more than [`BYTES_MAX`] bytes, every call waits before it queues its message. This wait
+    /// has no time limit.
     pub(super) fn send(&self, message: &ToLauncher) -> Result<(), ProtocolError> {
         let mut frame = Vec::new();
         write_message(&mut frame, message)?;

@@ -84,7 +84,8 @@ impl Resolved {
 pub(super) const PRESET_KEY: &str = "preset";
 
 /// Why a preset is refused in a later layer.
-const LATE_PRESET: &str = "only the first --config may be or name a preset; it would replace values of earlier files";
+const LATE_PRESET: &str =
+    "only the first --config may be or name a preset; a later preset would replace values of earlier files";
 
 /// Size limit of a configuration file, bytes. Larger files are refused without being read.
 const FILE_BYTES_MAX: u64 = 1 << 20;

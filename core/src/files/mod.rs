@@ -2,9 +2,13 @@
 //! then renames it.
 //!
 //! Data is durable if it survives a power loss. The contents of a file are durable after [`FileWriter::finish`]. A new
-//! name in a folder is durable after [`Files::sync_folder`]. Operations that change or sync files and folders are
-//! counted, so that a test can make any one of them fail ([`Fault`]); [`Files::real`] injects no faults. Checksums are
-//! 64-bit xxh3, written as sixteen hexadecimal digits. They detect accidental damage, but not deliberate changes.
+//! name in a folder is durable after [`Files::sync_folder`].
+//!
+//! Operations that change or sync files and folders are counted, so that a test can make any one of them fail
+//! ([`Fault`]). [`Files::real`] injects no faults.
+//!
+//! Checksums are 64-bit xxh3, written as sixteen hexadecimal digits. They detect accidental damage, but not deliberate
+//! changes.
 
 mod fault;
 

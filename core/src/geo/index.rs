@@ -1,10 +1,11 @@
 //! Nearest neighbours and radius queries: a balanced k-d tree over unit vectors.
 //!
 //! The index is a tree rather than a grid of equal cells, because a gallery may have a thousand points in a town and
-//! none in an ocean. No crate is used, because this code is only a hundred lines long, works on unit vectors directly,
-//! and agrees with [`UnitVector::distance`] to the bit. To decide whether a point is within a radius, the code compares
-//! the chord from the query to the point with the chord of the radius. If their lengths differ by less than [`SLACK`],
-//! the great-circle distance decides instead.
+//! none in an ocean. No crate is used, because this code is short, works on unit vectors directly, and agrees with
+//! [`UnitVector::distance`] to the bit.
+//!
+//! To decide whether a point is within a radius, the code compares the chord from the query to the point with the chord
+//! of the radius. If the two chords are almost equally long ([`SLACK`]), the great-circle distance decides instead.
 //!
 //! Invariant: every query returns the same points as a linear scan over all points. Of several points at the same
 //! distance, the point with the lowest index counts as nearest.
@@ -15,8 +16,8 @@ use super::vector::UnitVector;
 
 /// Parts of the tree with at most this many points are scanned linearly.
 const LEAF: usize = 16;
-/// Tolerance relative to the chord of the radius. If a chord differs from the chord of the radius by less than the
-/// tolerance, the great-circle distance decides. Rounding errors are a thousand times smaller.
+/// Two chords are almost equally long if they differ by less than this fraction of the chord of the radius. Rounding
+/// errors are a thousand times smaller.
 const SLACK: f64 = 1e-9;
 /// Absolute tolerance in Earth radii, which is added to the relative tolerance. It matters for very short chords.
 const SLACK_ABSOLUTE: f64 = 1e-12;
@@ -153,8 +154,8 @@ impl SphereIndex {
         let (below, above) = (part.start..middle, middle..part.end);
         let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
         self.search(query, count, near, best);
-        // The comparison is `<=` rather than `<`: a point at the same distance as the worst point of `best` must
-        // replace the worst point if the new point has a lower position.
+        // `<=` rather than `<`: the far part may hold a point at the same distance as the worst point of `best`. This
+        // point must replace the worst point if it has a lower position.
         if best.len() < count || best.last().is_some_and(|worst| gap * gap <= worst.0) {
             self.search(query, count, far, best);
         }

@@ -8,11 +8,14 @@
 //! ```
 //!
 //! N is the number of true places, M is the number of predicted places, and d is the great-circle distance. A bracket
-//! is 1 if its condition holds, and 0 otherwise. The details follow the authors' package `prdc`. Comparisons are
-//! strict. A place counts as its own nearest neighbour at distance 0, so the k-th nearest other place is neighbour
-//! number k + 1. If k other true places have the same coordinates as a true place, the radius of that place is 0, and
-//! the place is never covered. Neighbours are found with a spatial index, so memory grows with the number of points
-//! rather than with the number of pairs.
+//! is 1 if its condition holds, and 0 otherwise.
+//!
+//! The details follow the authors' package `prdc`. Comparisons are strict. A place counts as its own nearest neighbour
+//! at distance 0, so the k-th nearest other place is neighbour number k + 1. If k other true places have the same
+//! coordinates as a true place, the radius of that place is 0, and the place is never covered.
+//!
+//! Neighbours are found with a spatial index, so memory grows with the number of points rather than with the number of
+//! pairs.
 //!
 //! Source: Naeem, Oh, Uh, Choi, Yoo, "Reliable fidelity and diversity metrics for generative models", ICML 2020.
 

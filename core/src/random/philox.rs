@@ -18,9 +18,9 @@
 //! Element `e` is word `e % 4` of block `e / 4`. A value that does not fit its field is an error; nothing wraps around.
 //!
 //! The kernels in `kernels/philox.cu` mirror this code line by line. Integers, uniforms and masks are equal to the bit
-//! on CPU and GPU. Normals are also equal to the bit if the device follows IEEE 754 without contraction (the kernels
-//! are compiled with `--fmad=false`), because CPU and GPU evaluate the same polynomials in the same order. Callers
-//! should nevertheless assume only that normals are equal up to rounding.
+//! on CPU and GPU. On devices that follow IEEE 754, normals are equal to the bit too: CPU and GPU evaluate the same
+//! polynomials in the same order, and `--fmad=false` keeps the CUDA compiler from fusing multiplications and additions.
+//! Callers should nevertheless assume only that normals are equal up to rounding.
 //!
 //! The code is pure: it has no I/O, no FFI and no state. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers:
 //! as easy as 1, 2, 3", SC 2011; known answers from Random123's `kat_vectors`.

@@ -102,9 +102,11 @@ impl Columns {
     }
 }
 
-/// Positions of the matching columns of `header`. If `given` is a name, the columns with exactly this name match. If
-/// `given` is `None`, the columns with any accepted name match, ignoring case, in the order of `accepted`. These
-/// columns also match if `given` is the first accepted name and no column has exactly this name.
+/// Positions of the matching columns of `header`.
+///
+/// - If `given` is `None`: the columns with any accepted name, ignoring case, in the order of `accepted`.
+/// - If `given` is a name: the columns with exactly this name. If there are none and `given` is the first accepted
+///   name, the columns are the same as for `None`.
 pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
     let columns = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..header.len()).filter(|column| matches(&header[*column])).collect()

@@ -11,8 +11,9 @@
 //! - `resume`: trims the event files of earlier attempts when a run resumes.
 //!
 //! Invariants: steps never decrease within a file. Training records no value twice for the same step, no matter how the
-//! earlier attempts of a run ended. Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`,
-//! `lib/io/record_writer.h`.
+//! earlier attempts of a run ended.
+//!
+//! Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`, `lib/io/record_writer.h`.
 
 mod board;
 mod error;

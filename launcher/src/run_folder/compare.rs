@@ -1,7 +1,7 @@
 //! Compares the configuration of an existing run with the configuration that is given when the run is started again.
 //!
-//! Fields that affect the model, the order of the data, or the rounding of a training step must not change. Other
-//! fields may change, and each change is reported.
+//! The fields that must not change define the model, the diffusion process, how rows are read and ordered, the
+//! precision, or the number of threads. Other fields may change, and each change is reported.
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use toml::{Table, Value};
@@ -58,7 +58,7 @@ fn is_fixed(key: &str) -> bool {
 }
 
 /// Whether the field is `model.embedding_width` and one of the values is "auto", which stands for the width of the
-/// shards. The widths may still be equal. If they are not, loading the weights fails.
+/// shards. Such a change is allowed, because the two widths may be equal. If they are not, loading the weights fails.
 fn is_automatic_width(key: &str, values: [&Value; 2]) -> bool {
     key == "model.embedding_width" && values.iter().any(|value| value.as_str() == Some("auto"))
 }

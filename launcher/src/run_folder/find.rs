@@ -51,7 +51,7 @@ pub fn named_run(dir: &Path, name: &str) -> Result<PathBuf, LaunchError> {
     Err(reported!(NoData, "no run `{name}` in {}; {advice}", dir.display()))
 }
 
-/// The run in `dir` that has a checkpoint and whose configuration or newest checkpoint was written last.
+/// Of the runs in `dir` that have a checkpoint, the one whose configuration or newest checkpoint was written last.
 pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
     let mut without = 0;
     for run in newest_first(dir)? {

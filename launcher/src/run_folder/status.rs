@@ -136,7 +136,7 @@ impl RunStatus {
     /// tells whether a launcher with a given process id runs on this machine.
     pub fn state_at(&self, now: SystemTime, here: &str, is_alive: impl Fn(u32) -> bool) -> RunState {
         let age_s = self.age_s(now);
-        // The file is not updated during an evaluation, so then its age does not show whether the launcher is gone.
+        // During an evaluation the file is not updated, so its age alone does not show that the launcher is gone.
         let is_gone = match self.host == here {
             true => self.state.is_alive() && age_s > GONE_S && !is_alive(self.pid),
             false => self.state == RunState::Running && age_s > VANISHED_S,

@@ -54,7 +54,8 @@ pub(super) struct Stragglers {
 pub(super) struct WindowTimes {
     /// One entry per rank.
     pub(super) ranks: Vec<StepTimes>,
-    /// A rank that has been slow in the last [`SLOW_WINDOWS`] windows, and the ratio of its time to the median.
+    /// A rank that has now been slow in [`SLOW_WINDOWS`] windows in a row, and the ratio of its working time to the
+    /// median. While the rank stays slow, it is not reported again.
     pub(super) slow: Option<(usize, f64)>,
 }
 

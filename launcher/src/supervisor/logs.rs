@@ -259,7 +259,7 @@ mod tests {
         for rank in 0..4 {
             lines.add(rank, "all", start);
         }
-        assert_eq!(texts(&lines.due(start)), ["[ranks 0-3] all"], "a line waited although every rank has written it");
+        assert_eq!(texts(&lines.due(start)), ["[ranks 0-3] all"], "a line waited although every rank had written it");
         for number in 0..=WAITING_MAX {
             lines.add(0, &number.to_string(), start);
         }

@@ -1,6 +1,6 @@
-//! Collects orphans: processes that lost their parent and became children of the launcher. They become its children if
-//! the launcher is the first process of a container (PID 1) or a subreaper. The process id of an orphan that has ended
-//! stays in use until its parent collects the exit status.
+//! Collects orphans: processes that lost their parent and became children of the launcher. This happens if the launcher
+//! is the first process of a container (PID 1) or a subreaper. An orphan that has ended keeps its process id until the
+//! launcher collects its exit status.
 
 use std::path::Path;
 

@@ -46,7 +46,7 @@ impl Signals {
             requested_at: None,
         };
         // The handler stays installed when its receiver is dropped. So SIGHUP, which arrives when the terminal closes,
-        // does not end the launcher. Workers do not inherit handlers.
+        // does not end the launcher. Workers do not inherit the handler, but block SIGHUP themselves.
         drop(signal(SignalKind::hangup())?);
         watched().thread_unblock()?;
         Ok(signals)

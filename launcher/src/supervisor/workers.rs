@@ -36,7 +36,7 @@ pub(super) struct Gang<'a> {
     pub(super) job: Job,
     /// Time limits.
     pub(super) limits: Limits,
-    /// How long the observer may take to finish after the gang has ended.
+    /// How long the observer may work on one item, and how long it may take to finish after the gang has ended.
     pub(super) observer_limit: Duration,
 }
 
@@ -114,8 +114,8 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
     if let Some(instance) = &own_instance {
         command.env("CUDA_VISIBLE_DEVICES", instance);
     }
-    // NCCL refuses two ranks on the same GPU of a host, and the MIG instances of a GPU count as one GPU. So give each
-    // rank a host id of its own.
+    // NCCL refuses two ranks on the same GPU of a host, and the MIG instances of a GPU count as one GPU. With a host id
+    // of its own, each rank seems to be on a separate host.
     if gang.world.share_gpu || own_instance.is_some() {
         command.env("NCCL_HOSTID", format!("locdiff-{}-{rank}", std::process::id()));
     }

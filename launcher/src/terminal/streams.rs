@@ -16,8 +16,8 @@ use super::layout::width_of;
 /// Largest total size of the lines that wait for the terminal, in bytes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// How long [`write_stdout`] waits for each of the two streams. If the readers of both streams keep up, this wait keeps
-/// the lines on stderr and the text on stdout in order.
+/// How long [`write_stdout`] waits until stderr is written, and then until stdout is written. If the readers of both
+/// streams keep up, these waits keep the lines on stderr and the text on stdout in order.
 const ORDER_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Time between two tries to write to a full stream that another program has made non-blocking.

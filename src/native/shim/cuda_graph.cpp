@@ -108,7 +108,7 @@ int locdiff_cuda_graph_free(void* graph) {
   return locdiff::guarded([&] { delete static_cast<Graph*>(graph); });
 }
 
-// Begins a capture on the current stream, which must come from the pool.
+// Begins a capture on the current stream, which must be a stream from torch's pool.
 int locdiff_cuda_graph_begin(void* graph) {
   return locdiff::guarded([&] { static_cast<Graph*>(graph)->begin(); });
 }

@@ -36,9 +36,9 @@ void check_alike(size_t index, const char* name, const at::Tensor& param, const 
 
 extern "C" {
 
-// Makes one AdamW update on the device. Adds 1 to `step`, which is one f32 for the whole list. If `found_inf` is 1,
-// changes neither parameters nor moments, and subtracts the 1 from `step` again. If `grad_scale` is not null, divides
-// the gradients by it and writes them back.
+// Makes one AdamW update on the device and adds 1 to `step`, which is one f32 for the whole list. If `found_inf` is 1,
+// leaves parameters, moments and `step` as they were. If `grad_scale` is not null, divides the gradients by it and
+// writes them back.
 int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, void* const* exp_avgs,
                         void* const* exp_avg_sqs, void* step, void* lr, double beta1, double beta2, double eps,
                         double weight_decay, void* grad_scale, void* found_inf) {

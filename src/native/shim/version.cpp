@@ -33,7 +33,8 @@ int locdiff_show_config(char* out, size_t capacity) {
 
 const char* locdiff_built_against() { return TORCH_VERSION; }
 
-// Version of the CUDA runtime as major * 1000 + minor * 10, or 0 in the CPU variant.
+// Version of the CUDA runtime as major * 1000 + minor * 10. 0 in the CPU variant, or if the runtime does not report its
+// version.
 int locdiff_cuda_version() {
   int version = 0;
 #ifdef LOCDIFF_CUDA

@@ -82,7 +82,8 @@ impl Cache {
             CacheMode::None => Ok((Self::None, format!("rows ({data}) are read again in every epoch"))),
             CacheMode::Host if bytes > host_bytes => {
                 let summary = format!(
-                    "rows ({data}) are kept in main memory up to {host}; all others are read again in every epoch"
+                    "up to {host} of the rows ({data}) are kept in main memory; \
+                     all others are read again in every epoch"
                 );
                 Ok((Self::Host { bytes_max: host_bytes }, summary))
             }

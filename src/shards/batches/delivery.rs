@@ -35,9 +35,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch for a rank that has no rows. The step with this batch must be void, so that it changes nothing. The
-    /// embeddings are NaN, but this alone does not make the step void, because classifier-free guidance may drop all
-    /// embeddings. The rank must also request a void step.
+    /// A batch for a rank that has no rows. The step with this batch must be void: it must change nothing. The
+    /// embeddings are NaN, but this is not enough, because classifier-free guidance may drop all embeddings. The rank
+    /// must therefore also request a void step.
     pub fn void(position: Position, slice: Range<u64>, width: u32) -> Result<Self, ShardsError> {
         let rows = (slice.end - slice.start) as usize;
         let embeddings = Tensor::f_full([rows as i64, i64::from(width)], f64::NAN, (Kind::Half, Device::Cpu))?;

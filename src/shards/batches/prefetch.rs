@@ -4,7 +4,7 @@
 //! gatherer ── a place in a batch for each row of this window and the next ──▶ reader threads (fill the places)
 //!    ▲                                                                              │
 //!    └── block read, checked and placed ◀──────────────────────────────────────────┘
-//!    └── batches whose blocks are all checked, `prefetch_batches` ahead ──▶ Batches::next
+//! gatherer ── batches whose blocks are all checked, `prefetch_batches` ahead ──▶ Batches::next
 //! ```
 //!
 //! Memory is bounded by the batches of two windows, the prefetched batches, one decoded block per reader thread, the
@@ -36,7 +36,7 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
 
-/// While the trainer waits for a batch: the time between two checks whether to stop waiting.
+/// How often [`Batches::next_unless`] calls `gives_up` while it waits for a batch.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Options for making batches. They do not affect the contents of batches.

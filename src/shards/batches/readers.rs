@@ -217,7 +217,7 @@ fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), Shard
     })
 }
 
-/// Starts a thread. [`Readers::stop`] waits for every thread that this function has started.
+/// Starts a thread and counts it, so that [`Readers::stop`] waits for it.
 pub(super) fn spawn(
     readers: &Arc<Readers>,
     name: &str,

@@ -1,10 +1,11 @@
 //! Checksums for data without a manifest: one for every column chunk that training reads, recorded when a run begins.
 //!
 //! Files from other tools have no manifest with checksums, so the run computes its own. The first scan computes them,
-//! every checkpoint stores them, and every worker compares them with the chunks that it reads. When a run resumes, it
-//! hashes every file whose version ([`ByteSource::version`]) has changed, before the first step. Different bytes are an
-//! error, but a changed version alone is not. Files with an unchanged version are not hashed at that time, but their
-//! chunks are checked when they are read, like all others.
+//! every checkpoint stores them, and every worker compares the chunks that it reads with them.
+//!
+//! Before its first step, a resumed run hashes every file whose version ([`ByteSource::version`]) has changed.
+//! Different bytes are an error, but a changed version alone is not. Files with an unchanged version are not hashed at
+//! that time. Their chunks are checked when they are read, like all others.
 //!
 //! [`ByteSource::version`]: crate::shards::ByteSource::version
 

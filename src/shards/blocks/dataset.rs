@@ -55,8 +55,9 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens a folder (with or without a manifest), a file, a glob or a URL. Normally reads only the footers and, for
-    /// data without a manifest, the first bytes of each file.
+    /// Opens a folder (with or without a manifest), a file, a glob or a URL. Reads the footers and, for data without a
+    /// manifest, the first bytes of each file. For such data, also reads some embeddings if the footers do not give the
+    /// width, or if bad rows are skipped.
     pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let (index, source) = DatasetIndex::open(location, config)?;
         Self::assemble(&index, source, config)
@@ -111,8 +112,7 @@ impl Dataset {
     }
 
     /// Where the rows came from, according to the manifest; `None` if not known. If local files were opened without a
-    /// manifest, for example with a glob, this is the origin in the manifests of their folders, as far as these
-    /// manifests list the files.
+    /// manifest, for example with a glob, the origin comes from the manifests in their folders that list these files.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }

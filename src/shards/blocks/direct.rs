@@ -6,8 +6,8 @@
 //! while the piece is still in the CPU cache. So each byte is read from memory once and written once.
 //!
 //! Invariant: the fast path makes the same checks as the general reader (checksum, levels, finite numbers), piece by
-//! piece while the bytes are in the CPU cache. The general reader reads the chunks that the fast path
-//! does not support, and chunks with a number that is not finite.
+//! piece while the bytes are in the CPU cache. The general reader reads the chunks that the fast path does not support,
+//! and chunks with a number that is not finite.
 
 use std::hash::Hasher as _;
 

@@ -1,8 +1,12 @@
 //! A data set as numbered blocks, one per row group.
 //!
-//! In reading order: `block` (the trait of a data set and the rows of a block), `contents` (checksums of data without a
-//! manifest), `dataset` (opens a data set), `reading` and `direct` (read one block), `changes` (detects changed data),
-//! `scan` (reads all data once).
+//! In reading order:
+//! - `block`: the trait of a data set, and the rows of a block.
+//! - `contents`: checksums of data without a manifest.
+//! - `dataset`: opens a data set.
+//! - `reading` and `direct`: read one block.
+//! - `changes`: detects changed data.
+//! - `scan`: reads all data once.
 
 mod block;
 mod changes;

@@ -1,6 +1,6 @@
 //! Decodes values directly from the pages of a column chunk.
 //!
-//! Supports chunks that contain no nulls and no list of the wrong width. Their pages may be PLAIN or dictionary pages,
+//! Supports chunks without nulls in which every list has the right width. Their pages may be PLAIN or dictionary pages,
 //! of version 1 or 2, with any codec of the `parquet` crate. Reports all other chunks as unsupported;
 //! [`super::careful`] reads them.
 

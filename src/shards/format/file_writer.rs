@@ -35,7 +35,7 @@ use super::columns::{ELEMENT_BYTES, view_column};
 use super::manifest::{ManifestFile, ManifestRowGroup};
 use crate::shards::error::ShardsError;
 
-/// Page size limit. It is larger than any row group, so that every column chunk is one page.
+/// Page size limit. A column chunk is much smaller (1.5 MiB for 1024 rows of width 768), so it is always one page.
 const PAGE_BYTES: usize = 1 << 30;
 
 /// Rows to write. All columns have the same number of rows.
@@ -181,8 +181,9 @@ impl ShardFileWriter {
         self.put(&bytes)
     }
 
-    /// Encodes all columns of a row group. With a template, the views are copied into the template, and an empty list is
-    /// returned. Without a template, the `parquet` crate encodes the views, and their metadata is returned.
+    /// Encodes all columns of a row group. With a template, the chunk of a view consists of the template's bytes and
+    /// the values of the view, and an empty list is returned. Without a template, the `parquet` crate encodes the
+    /// views, and their metadata is returned.
     fn encode(
         &mut self,
         group: &mut WriterRows,

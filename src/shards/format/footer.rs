@@ -15,7 +15,7 @@ use crate::shards::error::{ShardsError, Spot};
 /// Size of the last two fields of a file: the footer length and the magic number.
 const END_BYTES: usize = 8;
 
-/// What the column of embeddings is called in error messages and in the name of its configuration field.
+/// The word for embeddings in error messages and in the name of the configuration field `embedding_column`.
 const EMBEDDING: &str = "embedding";
 
 /// A column of the file.
@@ -121,8 +121,7 @@ impl FileColumns<'_> {
         }
     }
 
-    /// The column with index `root`. Fails if the column does not hold numbers or, if `is_list` is true, lists of
-    /// floats.
+    /// The column with index `root`. The column must hold lists of floats if `is_list` is true, and numbers otherwise.
     fn column(&self, root: usize, is_list: bool) -> Result<Column, ShardsError> {
         let (name, got) = (&self.header[root], self.kind(root));
         let number = if is_list { list_element(got) } else { number_type(got) };
@@ -133,9 +132,10 @@ impl FileColumns<'_> {
         Ok(Column { name: name.clone(), root, leaf, number })
     }
 
-    /// The column with the name `given` is the identifier column. If `given` is the default name and no column has it,
-    /// the first column that has another accepted name and holds text or integers is the identifier column. Columns of
-    /// other types are not taken, because columns with names such as `image` or `file` may hold the photos themselves.
+    /// The identifier column: the column with the name `given`. If `given` is the default name and no column has it,
+    /// looks for the accepted names, in upper or lower case and in their order, and takes the first column that holds
+    /// text or integers. Columns of other types are not taken, because columns with names such as `image` or `file` may
+    /// hold the photos themselves.
     fn id(&self, given: &str) -> Option<Column> {
         let is_text = |kind: &DataType| matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
         let is_suitable = |root: &usize| {

@@ -1,9 +1,14 @@
 //! The shard format: writes and decodes Parquet files and their manifest. The decoder works on bytes in memory, which
 //! module `source` has read.
 //!
-//! In reading order: `columns`, `manifest` (uses `checksum` and `statistics`), `writer` (uses `file_writer` and
-//! `checks`), `footer`, `decode` (decodes a column chunk; uses `levels`), `page_header` (parses the header of a page),
-//! `careful` (decodes the chunks that `decode` does not support).
+//! In reading order:
+//! - `columns`: the size of a number, and the column names of views.
+//! - `manifest`: parses and encodes the manifest; uses `checksum` and `statistics`.
+//! - `writer`: writes a folder of shards; uses `file_writer` and `checks`.
+//! - `footer`: finds the columns of a file and the places of their chunks.
+//! - `decode`: decodes a column chunk; uses `levels`.
+//! - `page_header`: parses the header of a page.
+//! - `careful`: decodes the chunks that `decode` does not support.
 
 mod careful;
 mod checks;

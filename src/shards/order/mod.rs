@@ -1,4 +1,5 @@
-//! The order of rows: a function of the data, the seed and the epoch, independent of the number of workers.
+//! The order of rows. It depends on the data, the options of the plan (such as the seed) and the epoch, but not on the
+//! number of workers.
 //!
 //! In reading order: `permutation`, `mask` (the rows to skip), `plan` (maps an index to a row, without I/O), `position`
 //! (the progress of training), `replay` (checks the plan).

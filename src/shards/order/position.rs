@@ -2,9 +2,11 @@
 //! order of rows.
 //!
 //! A [`Position`] names the next step, so a resumed run neither repeats nor skips a step. The plan finds the rows of a
-//! step without reading earlier data. A checkpoint stores a [`Bookmark`]: the position, and all values that determine
-//! the order of rows. Resuming with a different value is an error that names the old and the new value. The number of
-//! workers may differ.
+//! step without reading earlier data.
+//!
+//! A checkpoint stores a [`Bookmark`]: the position, and all values that determine the order of rows. If one of these
+//! values has changed, resuming fails, and the error names the old and the new value. The number of workers is not one
+//! of them and may change.
 
 use locdiff_core::config::Tail;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! Replays the plan for different numbers of workers, for `shards verify --epochs`.
 //!
-//! The replay goes through every step of every worker, like training, and records every row in a bit set. A violation,
-//! such as a row that occurs twice in an epoch, is an error that names the number of workers, the epoch, the step and
-//! the row. The replay reads no data.
+//! The replay goes through every step of every worker, like training, and records every row in a bit set. It reads no
+//! data. Every violation is an error. For example, if a row occurs twice in an epoch, the error names the number of
+//! workers, the epoch, the step and the row.
 
 use std::hash::Hasher as _;
 

@@ -1,7 +1,12 @@
 //! Resolves a location to numbered files, on disk or on S3, and reads bytes from them.
 //!
-//! In reading order: `bytes` (the trait of a source), `local`, `s3`, `origin`, `locate` (from a location to a source),
-//! `index` (everything that a process needs to open a data set, in a form that can be sent to other processes).
+//! In reading order:
+//! - `bytes`: the trait of a source.
+//! - `local`: files on disk.
+//! - `s3`: S3 objects.
+//! - `origin`: finds out where rows came from.
+//! - `locate`: resolves a location to a source.
+//! - `index`: everything that a process needs to open a data set, in a form that can be sent to other processes.
 
 mod bytes;
 mod index;

@@ -1,8 +1,7 @@
 //! Finds out where rows came from. This also works if the location names only some files of a folder of shards.
 //!
 //! Files given by path or glob count as data without a manifest, even if their folder has a manifest. That manifest may
-//! list more files, so its statistics and its fingerprint may not describe the given files. The statistics, the
-//! fingerprint and the checksums of that manifest are therefore not used. Its source and its image head are used,
+//! list more files, so its statistics, fingerprint and checksums are not used. Its source and image head are used,
 //! because they apply to every file that it lists.
 
 use std::fs;

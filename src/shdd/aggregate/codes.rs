@@ -51,9 +51,9 @@ pub(super) fn values_at(
 /// of the density at that place. If the decoder has a neighbourhood and does not refine, the score is the logarithm of
 /// the sum of densities over the neighbourhood.
 ///
-/// First finds the anchor with the largest density. If the decoder has a neighbourhood, finds the anchor whose
-/// neighbourhood has the largest sum of densities instead. If the decoder refines, the search continues from that
-/// anchor to the mode of the mixture on the continuous sphere.
+/// The search first finds the best anchor. Without a neighbourhood, this is the anchor with the largest density. With a
+/// neighbourhood, it is the anchor whose neighbourhood has the largest sum of densities. If the decoder refines, the
+/// search continues from the best anchor to the mode of the mixture on the continuous sphere.
 pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, ShddError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
         let text = format!("aggregator: tempering is {tempering}, wanted a finite number above 0");
@@ -99,8 +99,9 @@ impl Densities {
         })
     }
 
-    /// For each image, the anchor with the largest density or, if the decoder has a neighbourhood, with the largest sum
-    /// of densities over its neighbourhood. If several anchors are equally good, the first is chosen.
+    /// The best anchor of each image. Without a neighbourhood, this is the anchor with the largest density. With a
+    /// neighbourhood, it is the anchor with the largest sum of densities over its neighbourhood. If several anchors are
+    /// equally good, the first is chosen.
     fn modes(&self, decoder: &Decoder) -> Result<Vec<Decoded>, TchError> {
         let points = decoder.anchors().points();
         let decoded = |(anchor, score)| Decoded { point: points[anchor], anchor, score, converged: true };

@@ -28,10 +28,12 @@ pub struct Ensemble<'a> {
     pub expected_ic: &'a Tensor,
 }
 
-/// Returns one place per image. If a code is not finite, the error names its row. For the mean of codes, the row is the
-/// index of the image. Otherwise, it is the index of the image times the number of samples, plus the index of the
-/// sample. The mixture, and decoders with a neighbourhood, handle only some of the images or codes in each pass, and
-/// their errors count rows from the start of the pass.
+/// Returns one place per image. If a code is not finite, the error names its row:
+/// - For the mean of codes, the row is the index of the image.
+/// - For all other methods, the row is `image * samples + sample`.
+///
+/// The mixture, and decoders with a neighbourhood, work in several passes. Their errors count rows from the start of
+/// the pass.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);

@@ -60,7 +60,7 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> 
 
 /// The index of the sample with the densest surroundings. The density around a sample is
 /// `Σ (exp(-d / 50 km) + exp(-d / 500 km))`, where d runs over the distances from this sample to all samples. If
-/// several samples have equal sums, the first of them is chosen.
+/// several samples have the largest density, the first of them is chosen.
 pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }
@@ -69,9 +69,10 @@ pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
 /// expects at each sample. Each density is divided by the largest density. Quotients below 0.02 are raised to 0.02. The
 /// weight of a sample is the square of its quotient.
 ///
-/// If several regions are probable, a small ensemble, such as sixteen samples, is not enough to find the most probable
-/// region. The code that the network predicts from pure noise is the mean code over all probable places. This code is
-/// coarse but has no sampling error, so it indicates which samples lie in a probable region.
+/// If several regions are probable, a small ensemble, such as sixteen samples, does not show which of them is the most
+/// probable. `expected` does not depend on the ensemble: it comes from the code that the network predicts from pure
+/// noise, which is the mean code over all probable places. This code is coarse but has no sampling error, so samples in
+/// improbable regions get small weights.
 pub fn posterior_medoid(points: &[UnitVector], expected: &[f64]) -> Result<usize, ShddError> {
     let most = expected.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     weighted_medoid(points, |sample| (expected[sample] / most).max(EXPECTED_MIN).powi(2))

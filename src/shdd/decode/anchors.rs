@@ -3,25 +3,31 @@
 //!
 //! Memory: the harmonics of a million anchors at L = 47 take 4.6 GB even in 16 bits. They are therefore kept in memory
 //! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass over the anchors computes all tiles
-//! again, which takes a few microseconds per anchor. One pass handles many codes. A call needs memory for its codes,
-//! the points and the kept harmonics. In addition, it holds at most two sets of scores (those of one tile and those
-//! collected so far) and four buffers of the size of a tile (the computed numbers, their tensor, and the two factors of
-//! the product that computes or recomputes scores).
+//! again, which takes a few microseconds per anchor. One pass handles many codes, so they share this cost.
+//!
+//! [`Anchors::best`] and [`Anchors::scores`] need memory for the codes, the points and the kept harmonics. In addition,
+//! they hold at most:
+//! - two sets of scores: those of one tile and those collected so far.
+//! - four buffers of the size of a tile: the harmonics as numbers and as a tensor, and the two factors of the product
+//!   that computes or recomputes scores.
 //!
 //! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Before
-//! this pass, each code is divided by its largest value, so that no number overflows. With 16 bits alone, the best
-//! anchor is often the wrong one if anchors are close together: at L = 47 and 1 km between anchors, bf16 is more than 1
-//! km off for 87 % of clean codes. The best [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their
-//! scores are computed again in f32, by elementwise products and sums that no setting can turn into TF32. The coarse
-//! pass uses f16 and not bf16, because no harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the
-//! mantissa matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be missing from
-//! the best 64 for 1 % of these codes. On the CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is
-//! rescored. (The test `decode_rescoring_finds_what_16_bits_miss` measures these numbers.)
+//! this pass, each code is divided by its largest value, so that no number overflows. Then the best [`CANDIDATES`]
+//! anchors are rescored: their scores are computed again in f32, by elementwise products and sums that no setting can
+//! turn into TF32. Without rescoring, the best anchor would often be wrong if anchors are close together. At L = 47 and
+//! 1 km between anchors, bf16 alone is more than 1 km off for 87 % of clean codes.
+//!
+//! The coarse pass uses f16, not bf16. No harmonic exceeds √((2L+1)/4π), which is 2.75 at L = 47 and 9.02 at L = 511,
+//! so bits of the mantissa matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be
+//! missing from the best 64 for 1 % of the same codes. The test `decode_rescoring_finds_what_16_bits_miss` measures
+//! both percentages.
+//!
+//! On the CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is rescored.
 //!
 //! Invariant: the best anchors are ordered by score, and anchors with equal scores are ordered by index. If several
 //! anchors have equal scores, libtorch's `topk` may return any of them. This module therefore takes at least
-//! [`CANDIDATES`] anchors from `topk` and sorts them. The first of several anchors with equal scores is found, unless
-//! more than [`CANDIDATES`] anchors have that score. This can happen in a gallery that repeats one place very often.
+//! [`CANDIDATES`] anchors from `topk` and sorts them. The first of several anchors with equal scores is then found,
+//! unless more than [`CANDIDATES`] anchors have that score, as in a gallery that repeats one place very often.
 
 use std::ops::Range;
 
@@ -106,11 +112,12 @@ pub struct Anchors {
 
 /// The least number of grid points with which refinement reliably reaches the mode: 4 (L+1)².
 ///
-/// The score of a clean code peaks at the place that it encodes. At an angle from that place, the score is about 2
-/// J₁(x)/x times the peak, with x = (L+1)·angle. The main lobe ends at x = 3.8, the Hessian is negative definite up to
-/// x = 2.3, and side lobes reach 0.064 of the peak. On a Fibonacci grid of 4 (L+1)² points, every place has a grid
-/// point within x = 1.4, where the score is still 0.77 of the peak. The configuration does not accept fewer points for
-/// `eval.grid_points`.
+/// The score of a clean code peaks at the place that it encodes. At an angle from that place, the score is about
+/// 2·J₁(x)/x times the peak, with x = (L+1)·angle. The main lobe ends at x = 3.8, and side lobes reach 0.064 of the
+/// peak. The Hessian is negative definite up to x = 2.3.
+///
+/// On a Fibonacci grid of 4 (L+1)² points, every place has a grid point within x = 1.4, where the score is still 0.77
+/// of the peak. With `eval.refine`, the configuration does not accept fewer points for `eval.grid_points`.
 pub fn grid_points_min(degree: u32) -> usize {
     locdiff_core::config::grid_points_min(degree) as usize
 }
@@ -199,8 +206,8 @@ impl Anchors {
     }
 
     /// The scores of all anchors for each code, `[b, a]` in f32 on the CPU. To stay within the memory budget, pass at
-    /// most [`codes_per_pass`](Self::codes_per_pass) codes. If the coarse pass is not exact, the best [`CANDIDATES`]
-    /// anchors of each code are rescored in f32.
+    /// most [`codes_per_pass`](Self::codes_per_pass) codes. On CUDA, or if the coarse pass uses f16, the best
+    /// [`CANDIDATES`] anchors of each code are rescored in f32.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];

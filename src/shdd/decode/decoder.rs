@@ -17,8 +17,8 @@ pub struct Decoded {
     pub point: UnitVector,
     /// Index of the best anchor, at which refinement starts.
     pub anchor: usize,
-    /// The score of the refined place if the decoder refines. If it does not refine but has a neighbourhood, the
-    /// logarithm of the sum of exp(score) over the neighbourhood. In all other cases, the score of the anchor.
+    /// If the decoder refines, the score of the refined place. Otherwise, the score of the anchor or, with a
+    /// neighbourhood, the logarithm of the sum of exp(score) over the neighbourhood.
     pub score: f64,
     /// Whether refinement converged. True if the decoder does not refine.
     pub converged: bool,

@@ -74,8 +74,8 @@ pub(in crate::shdd) fn ascend(
     Ok(Refined { point, value: local.value, steps: STEPS_MAX, converged: false })
 }
 
-/// Tries the steps `step`, `step / 2`, `step / 4` and so on, and takes the first one that does not lower the value by
-/// more than rounding errors. Returns `None` if all of these steps lower the value, or if `step` is 0.
+/// Tries the steps `step`, `step / 2`, `step / 4` and so on, at most [`HALVINGS_MAX`] steps. Takes the first one that
+/// does not lower the value by more than rounding errors. Returns `None` if there is no such step, or if `step` is 0.
 fn climb(
     function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,

@@ -44,7 +44,7 @@ pub(in crate::train) fn density(codes: &Codes, seen: &PictureData) -> Result<Opt
     Ok(Some(density_strip(&frames, first.truth)))
 }
 
-/// For each step, the dot product x̂_0 · Y at every point, where Y is the code of the point.
+/// The dot products x · Y for every row x of `predicted_sd` and every point, where Y is the code of the point.
 fn scores(codes: &Codes, predicted_sd: &Tensor, points: &[UnitVector]) -> Result<Vec<Vec<f32>>, TrainError> {
     let mut tiles = Vec::new();
     for tile in points.chunks(POINTS_TOGETHER) {

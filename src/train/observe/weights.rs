@@ -29,7 +29,8 @@ pub(super) fn histograms<'a>(
     Ok(tags.into_iter().zip(found).filter_map(|(tag, found)| Some((tag, found?))).collect())
 }
 
-/// Histograms of flat f32 tensors; `None` for a tensor without finite values. Waits for the device a few times.
+/// Histograms of flat f32 tensors; `None` for a tensor without finite values. Waits for the device several times per
+/// tensor.
 fn of_tensors(tensors: &[Tensor]) -> Result<Vec<Option<Histogram>>, TchError> {
     let bounds = tensors.iter().map(bounds).collect::<Result<Vec<_>, _>>()?;
     let bounds = on_host(&bounds)?;

@@ -1,4 +1,5 @@
-//! Tests of a launcher whose terminal or disk does not respond. The run must continue, and signals must still work.
+//! Tests of a launcher whose terminal or disk does not respond. With a stuck terminal, the run must continue, and
+//! signals must still work. With a stuck disk, the launcher must still end.
 
 use std::fs::Permissions;
 use std::io::{PipeReader, Read as _, Write as _};
@@ -85,7 +86,7 @@ fn lines_that_a_stuck_terminal_cannot_take_are_counted() {
     assert!(output.len() < 50 << 20, "the terminal got {} bytes, wanted less than 50 MiB", output.len());
 }
 
-/// Runs the launcher in a terminal. With `stop`, the terminal is stopped (Ctrl-S) until the run has ended. With
+/// Runs the launcher in a terminal. In mode `stop`, the terminal is stopped (Ctrl-S) until the run has ended. In mode
 /// `close`, the terminal is closed after the first step, so the launcher also gets SIGHUP.
 const IN_A_TERMINAL: &str = r#"
 import os, pty, sys, time

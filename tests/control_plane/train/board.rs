@@ -43,8 +43,8 @@ fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     let series = found["histograms"]["weights/down1.x.weight"].as_array().expect("the tag has events");
     let counts = series.iter().map(total_count);
     assert!(counts.into_iter().all(|count| count == 144.0 * 144.0));
-    // The density picture has five maps, in two rows: one of the initial noise, and one for each of the four sampler
-    // steps.
+    // The density picture has five maps: one of the initial noise, and one for each of the four sampler steps. The maps
+    // are in two rows.
     for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 406])] {
         let series = &found["images"][tag];
         assert_eq!(steps(series), images, "{tag}");

@@ -100,8 +100,8 @@ fn stuck_checkpoint_write_is_reported_by_its_own_limit() {
     ran.exits_with(ExitCode::Io).stderr_has("the checkpoint of step 4 was not written within 2 s");
 }
 
-/// Each of these faults occurs in a real worker. A full disk ends the run. After a failed read or an out-of-memory
-/// kill, the run is tried again. The report names the fault.
+/// A full disk ends the run. After a failed read or an out-of-memory kill, the run is tried again. The report names the
+/// fault.
 #[test]
 fn faults_of_disk_and_memory_are_told_apart() {
     let stage = stage();

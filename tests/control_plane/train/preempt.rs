@@ -57,9 +57,9 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
     }
 }
 
-/// Starts a run again and again, and each time sends SIGTERM to all its processes at a random moment between the start
-/// and the evaluation after the last step. Stops when the run has ended by itself, or after `LOCDIFF_TRIES` signals.
-/// Then completes the run without a signal.
+/// Starts a run again and again, and each time sends SIGTERM to all its processes at a random moment in about the first
+/// two seconds. Ends this loop when the run has ended by itself, or after `LOCDIFF_TRIES` signals. Then completes the
+/// run without a signal.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::support::{BASE, events, run_dir, stage, trace};
 use crate::stage::{Ran, Stage, Worker, eventually, signal, wait};
 
-/// A stage with fake workers that behave as `mode` says. They read no shards, so the folder of the shards is empty.
+/// A stage with fake workers that behave as `mode` says. They read no shards, so the only shard is an empty file.
 fn fake(mode: &'static str) -> Stage {
     let stage = Stage::new(Worker::Fake(mode));
     std::fs::create_dir_all(stage.path().join("shards/small")).expect("the test folder is writable");

@@ -1,6 +1,7 @@
 // Runs one kernel of philox.cu on the host, one thread after another, and writes the kernel's output to standard
-// output. Standard input has one line with these fields: `kernel seed stream counter step first_sample samples elements
-// extra`. If `counter` is 0, the kernel gets a null pointer instead of a counter.
+// output. Standard input has one line with these fields:
+//   kernel seed stream counter step first_sample samples elements extra
+// If `counter` is 0, the kernel gets a null pointer instead of a counter.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

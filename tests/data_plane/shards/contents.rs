@@ -87,10 +87,11 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     flip_bit(&folder);
     assert_data_changed(read_all(&first, 1));
     assert_eq!(read_all(&first, 0).expect("the other view is undamaged"), expected(0));
-    // The bookmark `mark` records the version that the file had before the change, so resuming from `mark` reads the
-    // file again and finds the change. If a bookmark records the current file versions, resuming reads no embeddings,
-    // and the change is found only when the changed chunk is read. With `on_bad_rows = skip`, resuming scans all rows
-    // and always finds the change.
+    // There are three ways to resume after the change:
+    // - `mark` records the file version from before the change, so resuming reads the file again and finds the change.
+    // - `unchanged_versions` records the current file versions, so resuming reads no embeddings. The change is found
+    //   only when the changed chunk is read.
+    // - With `on_bad_rows = skip`, resuming scans all rows and always finds the change.
     let mut again = open(&folder);
     assert_eq!(
         again.fingerprint(),

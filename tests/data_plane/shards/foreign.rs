@@ -146,8 +146,8 @@ fn column_names_come_from_the_configuration() {
     assert_ne!(one.fingerprint(), many.fingerprint());
 }
 
-/// Writes a Parquet file with two rows. The columns in `texts` hold text, and those in `lists` hold embeddings. Of the
-/// columns in `degrees`, the first holds latitudes and the second holds longitudes.
+/// Writes a Parquet file with two rows. The columns in `texts` hold text, and those in `lists` hold embeddings. The
+/// columns in `degrees`, at most three, hold latitudes, longitudes and other numbers, in this order.
 fn write_named(path: &Path, texts: &[&str], degrees: &[&str], lists: &[&str]) {
     let text = || Arc::new(StringArray::from(vec!["a", "b"])) as ArrayRef;
     let values = [[47.0, -33.0], [8.0, 151.0], [1.0, 2.0]].map(|values| Arc::new(Float64Array::from(values.to_vec())));

@@ -137,7 +137,7 @@ fn absurd_width_is_refused() {
 }
 
 /// Writes a file with one row group for each element of `groups`. An element holds the lengths of the lists in its row
-/// group. `ids` computes identifiers from the index of the first row and the number of rows.
+/// group. `ids` makes the identifiers of a row group from the index of its first row and its number of rows.
 fn write_ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
     let mut writer = None;
     let mut first = 0;

@@ -82,7 +82,7 @@ fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
         );
         for how in ALL {
             let found = aggregate_samples(how, &codes(&decoder, &around), &decoder).expect("there are samples")[0];
-            // Samples are first decoded to anchors. Neighbouring anchors are up to 200 km apart.
+            // Samples are first decoded to anchors. The nearest anchor may be almost 200 km away.
             assert!(found.distance(center).0 < 250.0, "{how:?} is {} km from {center:?}", found.distance(center).0);
         }
     }

@@ -267,7 +267,7 @@ fn decode_neighbourhood_sums_equal_brute_force() {
         let found = Neighbourhood::new(&points, radius_km).expect("the radius is valid").log_sums(&scores);
         for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             // `log_sums` omits terms below e⁻³² times the largest term. There are fewer than a thousand such terms, so
-            // only small sums are inexact. They are not compared.
+            // only small sums are inexact. Small sums are not compared.
             let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
             assert!(close, "the sum of anchor {anchor} within {radius_km} km is {found}, wanted {wanted}");
         }

@@ -7,8 +7,8 @@ section! {
     pub struct CheckpointConfig {
         /// Folder of all runs. All nodes must share it.
         pub dir: String = "checkpoints".into(),
-        /// Name of the run: a folder in `dir`. "": `train` makes a name from the preset and the time, other commands use
-        /// the newest run.
+        /// Name of the run: a folder in `dir`. "": `train` resumes the newest unfinished run of the same configuration,
+        /// or names a new run after the preset and the time. Other commands use the newest run with a checkpoint.
         pub run: String = String::new(),
         /// Steps between checkpoints.
         pub every: u64 = 1000,

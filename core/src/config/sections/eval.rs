@@ -8,7 +8,8 @@ use crate::config::errors::Checker;
 /// Minimum number of points of an automatic grid.
 const GRID_POINTS_AUTO_MIN: u32 = 21_000;
 
-/// Minimum number of grid points for refinement to reach the mode of a code: 4 (L + 1)². `shdd::decode` explains why.
+/// The least number of grid points with which refinement reliably reaches the mode of a location code: 4 (L + 1)².
+/// L is `degree`. `shdd::decode` explains why.
 pub fn grid_points_min(degree: u32) -> u32 {
     4 * (degree + 1).pow(2)
 }

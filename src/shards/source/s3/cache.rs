@@ -1,12 +1,15 @@
 //! A disk cache of fetched bytes, with a size limit.
 //!
 //! Invariant: [`ObjectCache::read`] returns exactly the bytes that were stored for the same URL, version and range.
-//! Every read verifies a checksum, which is seeded with the key of the entry, and deletes the entry if the checksum
-//! does not match. The total size of all entries, including those that are being written, never exceeds the limit. To
-//! keep this limit, space for an entry is reserved before the entry is written, under a lock that all processes share.
+//! Every entry has a checksum, seeded with the key of the entry. Every read verifies the checksum, and deletes the
+//! entry if it does not match.
 //!
-//! A failure of the cache is never an error for the caller. If an entry cannot be written, a warning is logged, and
-//! this process stores nothing more. Bytes that are not in the cache are fetched from the server.
+//! Invariant: the total size of all entries, including those that are being written, never exceeds the limit. Space for
+//! an entry is reserved before the entry is written, under a lock that all processes share.
+//!
+//! A failure of the cache is never an error for the caller. Bytes that are not in the cache are fetched from the
+//! server. If an entry cannot be written, a warning is logged, and this process stores nothing more. The only exception
+//! is a folder that another process has deleted: the next write creates it again.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -25,7 +28,7 @@ const MAGIC: [u8; 8] = *b"LDCACHE1";
 /// Size of the magic number and the checksum before the bytes of an entry.
 const HEADER_BYTES: u64 = 16;
 
-/// Name of the file that is locked while space is reserved. The file holds the number of bytes in use, as text.
+/// Name of the file that holds the number of bytes in use, as text. A process locks the file to change this number.
 const USAGE_NAME: &str = "usage";
 
 /// When the cache is full, old entries are removed until at most this share of the limit is in use. So about a tenth of
@@ -83,8 +86,8 @@ impl ObjectCache {
         let now = SystemTime::now();
         let modified = file.metadata().and_then(|found| found.modified());
         if modified.is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > TOUCH_INTERVAL)) {
-            // In a read-only folder this call fails, which is harmless: only the order in which old entries are removed
-            // becomes less accurate.
+            // This call may fail, for example on a read-only file system. That is harmless: only the order in which old
+            // entries are removed becomes less accurate.
             let _ = file.set_modified(now);
         }
         true

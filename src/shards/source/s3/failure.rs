@@ -1,5 +1,4 @@
-//! Error messages for S3 failures. They contain the URL, the byte range, the number of tries and the server's response,
-//! but no secrets.
+//! Error messages for S3 failures. They contain the URL, the request and the server's response, but no secrets.
 
 use std::error::Error as _;
 use std::io::{self, ErrorKind};

@@ -1,9 +1,10 @@
 //! S3 objects (`s3://bucket/key`) as numbered files.
 //!
-//! Invariant: all bytes come from the objects as they were when the data set was opened. The size and the ETag of every
-//! response are compared with those of the listing. Each request also names the ETag, so that the server rejects the
-//! request if the object has changed. (Requests do not name a weak ETag, because it would never match. If a server
-//! sends no ETags, only the sizes are compared.)
+//! Invariant: all bytes come from the objects as they were when the data set was opened. There are two checks:
+//! - The size and the ETag of every response are compared with those of the listing. If a server sends no ETags, only
+//!   the sizes are compared.
+//! - Each request names the ETag, so that the server rejects the request if the object has changed. A weak ETag is left
+//!   out, because it would never match.
 //!
 //! Credentials come only from the environment or from a service that the environment names. Secret keys and session
 //! tokens from the environment are removed from messages.
