@@ -13,12 +13,12 @@ pub fn duration_text(seconds: f64) -> String {
 /// Training that takes longer than this many seconds is probably a mistake.
 const LONG_TRAINING_S: f64 = 48.0 * 3600.0;
 
-/// A text such as "about 3.5 h for 40000 steps", and whether this time is very long. If it is, the text also gives
-/// advice. The text begins with `bound`.
-pub fn training_time(bound: &str, seconds: f64, steps: u64) -> (String, bool) {
+/// Describes how long training takes, such as "about 3.5 h for 40000 steps". The description begins with `qualifier`,
+/// here "about". Also returns whether the time is very long. If it is, the description ends with advice.
+pub fn training_time(qualifier: &str, seconds: f64, steps: u64) -> (String, bool) {
     let is_long = seconds > LONG_TRAINING_S;
     let advice = if is_long { "; use a smaller model (`--config demo`), or lower train.steps" } else { "" };
-    (format!("{bound} {} for {steps} steps{advice}", duration_text(seconds)), is_long)
+    (format!("{qualifier} {} for {steps} steps{advice}", duration_text(seconds)), is_long)
 }
 
 /// Up to three of the `known` names that resemble `name`, the most similar first.

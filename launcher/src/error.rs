@@ -121,7 +121,7 @@ impl LaunchError {
 
     /// The error for a command that a signal ended.
     pub fn interrupted() -> Self {
-        Self::new(ExitCode::Interrupted, "interrupted")
+        Self::new(ExitCode::Interrupted, "stopped by a signal")
     }
 }
 

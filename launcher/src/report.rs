@@ -301,7 +301,7 @@ impl FailureReport<'_> {
                 format!("{} is stuck in `{job}`: {}{awaited}; {reason}", self.worker(stuck.rank), describe_pulse(stuck))
             }
             Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
-            Cause::Interrupted => "interrupted".to_owned(),
+            Cause::Interrupted => "stopped by a signal".to_owned(),
         }
     }
 }

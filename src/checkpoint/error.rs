@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
 use locdiff_core::files::FileError;
 
-/// An error of [`crate::checkpoint`].
+/// An error from [`crate::checkpoint`].
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file operation failed.

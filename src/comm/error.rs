@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-/// An error of [`crate::comm`].
+/// An error from [`crate::comm`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
     /// A collective failed. Its group cannot be used afterwards, unless `failure` is [`CollectiveFailure::Refused`].

@@ -2,7 +2,7 @@
 
 use crate::native::random::RandomError;
 
-/// An error of [`crate::diffusion`].
+/// An error from [`crate::diffusion`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DiffusionError {
     /// An invalid timestep, number of steps or eta. The text contains the value and the allowed range.

@@ -6,7 +6,7 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::FileError;
 use locdiff_core::tables::TableError;
 
-/// An error of [`crate::geoclip`].
+/// An error from [`crate::geoclip`].
 #[derive(Debug, thiserror::Error)]
 pub enum GeoclipError {
     /// The weights are missing.

@@ -14,7 +14,7 @@ use crate::retrieval::RetrievalError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
 
-/// An error of [`crate::infer`] or [`crate::eval`].
+/// An error from [`crate::infer`] or [`crate::eval`].
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
     /// The checkpoint does not support a setting of the configuration.

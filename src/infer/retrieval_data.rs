@@ -142,10 +142,11 @@ pub fn chosen_head(
     (dataset, mask): (&Dataset, &Mask),
     is_logging: bool,
 ) -> Result<RetrievalHead, InferError> {
-    let is_auto = config.head == RetrievalHead::Auto;
-    if !is_auto && !(config.head == RetrievalHead::Geoclip && is_logging) {
-        return Ok(config.head);
-    }
+    let is_auto = match config.head {
+        RetrievalHead::Auto => true,
+        RetrievalHead::Geoclip if is_logging => false,
+        chosen => return Ok(chosen),
+    };
     let mut facts = data_facts(location, dataset, mask, config.head)?;
     if config.has_geoclip() && facts.may_be_clip() {
         facts.place_rank = place_rank(config, shards, dataset, mask)?;

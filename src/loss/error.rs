@@ -3,7 +3,7 @@
 use crate::comm::CommError;
 use crate::native::NativeError;
 
-/// An error of [`crate::loss`].
+/// An error from [`crate::loss`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LossError {
     /// The loss is not finite, or the shapes of tensors do not match.

@@ -3,7 +3,7 @@
 use crate::comm::CommError;
 use crate::native::random::RandomError;
 
-/// An error of [`crate::model`].
+/// An error from [`crate::model`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
     /// A tensor, a number or a layout of ranks that does not suit the network. The text describes the problem.

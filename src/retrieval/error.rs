@@ -5,7 +5,7 @@ use locdiff_core::tables::TableError;
 
 use crate::geoclip::GeoclipError;
 
-/// An error of [`crate::retrieval`].
+/// An error from [`crate::retrieval`].
 #[derive(Debug, thiserror::Error)]
 pub enum RetrievalError {
     /// The configured head cannot be used with the data.

@@ -32,7 +32,7 @@ use crate::native::NativeError;
 /// codes. Harmonics and decoders use unscaled codes.
 pub const CODE_SCALE: f64 = 3.544_907_701_811_032;
 
-/// An error of [`crate::shdd`].
+/// An error from [`crate::shdd`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShddError {
     /// An invalid number, shape or filter. The text contains the value and what was wanted instead.

@@ -15,7 +15,7 @@ use crate::native::random::RandomError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
 
-/// An error of [`crate::train`].
+/// An error from [`crate::train`].
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The gradients of too many consecutive steps were not finite.

@@ -24,15 +24,16 @@ pub(super) fn log(
     tracing::info!("{parameters:.1} M parameters, trained by {workers} {device} worker(s)");
     let (plan, batch, steps) = (&data.plan, config.train.global_batch, config.train.steps);
     let (rows, views) = (plan.rows(), plan.layout().views);
-    tracing::info!("{rows} rows with {views} views each from {}: {cache}", config.shards.train);
+    let views = if views == 1 { "one view".to_owned() } else { format!("{views} views") };
+    tracing::info!("{rows} rows with {views} each from {}: {cache}", config.shards.train);
     let tail = match (plan.dropped_rows(), plan.padded_rows()) {
         (0, 0) => String::new(),
-        (dropped, 0) => format!(" and leaves out {dropped} rows"),
-        (_, padded) => format!(" and repeats {padded} rows"),
+        (dropped, 0) => format!("; it leaves out {dropped} rows, different ones in each epoch"),
+        (_, padded) => format!("; it repeats {padded} rows, different ones in each epoch"),
     };
     let epoch_steps = plan.steps();
     let epochs = steps as f64 / epoch_steps as f64;
-    tracing::info!("{steps} steps of {batch} rows = {epochs:.1} epochs of {rows} rows");
+    tracing::info!("{steps} steps of {batch} rows = {epochs:.1} epochs");
     tracing::info!("an epoch has {epoch_steps} steps{tail}");
     if epochs > EPOCHS_MANY {
         tracing::warn!(
@@ -40,7 +41,7 @@ pub(super) fn log(
              more rows"
         );
     }
-    if let Some(seconds) = seconds {
+    if let Some(seconds) = seconds.filter(|_| steps_left > 0) {
         match training_time("roughly", seconds, steps_left) {
             (text, true) => tracing::warn!("{text}"),
             (text, false) => tracing::info!("{text}, by the speed of matrix products on this device"),

@@ -1,6 +1,6 @@
 //! Errors of computing metrics.
 
-/// An error of [`crate::metrics`]. The message gives the value found and the values accepted.
+/// An error from [`crate::metrics`]. The message gives the value found and the values accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MetricsError(pub(super) String);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::exit_code::{ExitCode, FailureKind, HasExitCode};
 
-/// An error of [`crate::tables`].
+/// An error from [`crate::tables`].
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// The file as a whole is invalid or damaged, or cannot be read.

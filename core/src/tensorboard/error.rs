@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::exit_code::{ExitCode, HasExitCode};
 use crate::files::FileError;
 
-/// An error of [`crate::tensorboard`].
+/// An error from [`crate::tensorboard`].
 #[derive(Debug, thiserror::Error)]
 pub enum BoardError {
     /// A file operation failed.

@@ -14,7 +14,7 @@ use crate::terminal::{log_line, not_repeated, split_line};
 /// How long a line waits for the same line from other ranks before it is shown.
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// Largest number of lines that wait at the same time (see `WINDOW`). If more lines wait, the oldest are shown at once.
+/// Largest number of lines that wait at the same time (see `WINDOW`). If more lines wait, the oldest are shown now.
 const WAITING_MAX: usize = 64;
 
 /// Largest number of lines that are held back until the gang has ended.

@@ -11,7 +11,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::streams::LogWriter;
 
-/// The levels that a line of a worker can have.
+/// The levels that a log line of a worker can have.
 const LEVELS: [Level; 5] = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
 
 /// Formats the launcher's own log lines.

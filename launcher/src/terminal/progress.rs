@@ -67,13 +67,13 @@ impl Display {
     }
 
     /// Shows that `done` of `total` items are done. `what` names the items and the work, such as "photos located".
-    /// Without a bar, writes at most one line per `COUNT_INTERVAL`.
+    /// Without a bar, writes at most one line per `COUNT_INTERVAL`, and one when all are done.
     pub fn count(&mut self, what: &str, done: u64, total: u64) {
         let left = self.pace.time_left(done, total, Instant::now()).filter(|_| done < total);
         let left = left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)));
         if self.has_bar {
             draw(Some(BarState { step: done, steps: total, message: format!("{what}{left}") }));
-        } else if self.counted_at.elapsed() >= COUNT_INTERVAL {
+        } else if done == total || self.counted_at.elapsed() >= COUNT_INTERVAL {
             self.counted_at = Instant::now();
             tracing::info!("{done} of {total} {what}{left}");
         }

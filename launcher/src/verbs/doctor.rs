@@ -73,7 +73,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     for preset in &presets {
         let verdict = if preset.fits { "fits" } else { "does not fit" };
         output.print(&format!(
-            "        {:<17} {verdict}: about {:.1} GiB per worker, {:.1} M parameters",
+            "        {:<17} {verdict}: about {:.1} GiB of memory, {:.1} M parameters",
             preset.name,
             preset.bytes as f64 / GIB,
             preset.parameters as f64 / 1e6

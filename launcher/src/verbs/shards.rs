@@ -122,7 +122,7 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     let image_head = match found.image_head {
         Some(ImageHead::Geoclip) => "geoclip",
         Some(ImageHead::Linear) => "linear",
-        Some(ImageHead::None) | None => "none",
+        Some(ImageHead::None) | None => "unknown",
     };
     let columns: Vec<String> = found.columns.iter().map(|(what, name)| format!("{what} = {name}")).collect();
     let lines = [
@@ -136,10 +136,11 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
         ("mean", format!("{} over the dimensions", range(found.means))),
         ("deviation", format!("{} over the dimensions", range(found.standard_deviations))),
         ("fingerprint", found.fingerprint.clone()),
-        ("source", found.source.clone().unwrap_or_else(|| "none".to_owned())),
+        ("source", found.source.clone().unwrap_or_else(|| "unknown".to_owned())),
         ("image head", image_head.to_owned()),
     ];
     lines.iter().for_each(|(name, value)| output.print(&wrapped(&format!("{name:<14}{value}"), 14, width())));
+    output.print("map (a denser character stands for more rows):");
     found.map.iter().for_each(|line| output.print(&format!("|{line}|")));
     ok(&found)
 }

@@ -70,7 +70,8 @@ fn text(status: &RunStatus, now: SystemTime) -> String {
     if status.state == RunState::Running {
         head.extend(status.samples_per_s.map(|speed| format!("{speed:.0} samples/s")));
         head.extend(status.seconds_left.map(|seconds| format!("{} left", duration_text(seconds))));
-        let worker = |worker: &WorkerStatus| format!("rank {} {} of step {}", worker.rank, worker.phase, worker.step);
+        let worker =
+            |worker: &WorkerStatus| format!("rank {} in phase {} of step {}", worker.rank, worker.phase, worker.step);
         let workers: Vec<String> = status.workers.iter().map(worker).collect();
         lines.push(format!("pid {} on {}; {}", status.pid, status.host, workers.join(", ")));
         lines.extend(step_times(&status.workers));

@@ -12,7 +12,6 @@ mod record;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::Context as _;
 use locdiff_core::config::{self, Layer, Resolved, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::files::Files;
@@ -287,8 +286,10 @@ impl HeldRun<'_> {
         output.print(&format!("run:\n  {run}"));
         if let Some(found) = &trained.evaluation {
             let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
-            let rows = found.rows;
-            let line = format!("validation, {rows} rows: {percents} % within 1 / 25 / 200 / 750 / 2500 km");
+            let (rows, samples) = (found.rows, self.resolved.config.eval.quick_samples);
+            let line = format!(
+                "validation, {rows} rows, {samples} samples each: {percents} % within 1 / 25 / 200 / 750 / 2500 km"
+            );
             output.print(&wrapped(&line, 2, width()));
         }
         let evaluated = match self.evaluate(output) {
@@ -329,7 +330,14 @@ impl HeldRun<'_> {
             output,
         };
         let evaluated = eval::after_training(evaluation);
-        evaluated.with_context(|| format!("{} was trained, but its evaluation failed", self.run.path().display()))
+        evaluated.map_err(|error| {
+            let run = self.run.path().display();
+            let context = match end_state(exit_code_of(&error)) {
+                RunState::Interrupted => format!("{run} is trained; the same command evaluates it"),
+                _ => format!("{run} was trained, but its evaluation failed"),
+            };
+            error.context(context)
+        })
     }
 }
 

@@ -90,7 +90,9 @@ fn training_ends_with_files_and_commands_and_tables_fit_the_terminal() {
     assert!(narrow.contains("\nother scores ") && !wide.contains("\nother scores "), "{narrow}\n{wide}");
     assert!(narrow.contains("\nLocDiff-H minus LocDiff  "), "{narrow}");
     let report = std::fs::read_to_string(stage.path().join(after("report"))).expect("the report exists");
-    assert!(wide.contains(report.split_once("\nlocdiff-launch ").expect("the report names the version").0), "{report}");
+    let (heading, rest) = report.split_once('\n').expect("the report has several lines");
+    assert!(heading.ends_with("/step-00000008, retrieval head knn"), "{heading}");
+    assert!(wide.contains(rest.split_once("\nlocdiff-launch ").expect("the report names the version").0), "{report}");
 
     let launcher = stage.command("--device cpu --workers 1 eval --hybrid");
     let mut command = Command::new("python3");
@@ -115,8 +117,8 @@ fn training_begins_with_its_size_and_tensorboard_calls_the_run_by_its_name() {
     let ran = stage.run(&format!("{SMALL} --run mine {many_epochs} train"));
     ran.exits_with(ExitCode::Success)
         .stderr_has(" M parameters, trained by 1 CPU worker(s)")
-        .stderr_has("128 rows with 1 views each from shards/train")
-        .stderr_has("210 steps of 128 rows = 210.0 epochs of 128 rows")
+        .stderr_has("128 rows with one view each from shards/train")
+        .stderr_has("210 steps of 128 rows = 210.0 epochs")
         .stderr_has("210 epochs of only 128 rows")
         .stderr_has(" for 210 steps, by the speed of matrix products on this device");
     let ending = "\nto go on:\n  locdiff-launch --run mine eval --hybrid\n  tensorboard --logdir checkpoints\n";

@@ -267,7 +267,7 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     assert!(cold > 20, "only {cold} requests were sent, wanted more than 20");
     assert_same(&first, &want, 4);
     assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
-    assert_eq!(counts.gets(), cold, "reading again or opening the data set again sent requests");
+    assert_eq!(counts.gets(), cold, "requests were sent when the data set was opened or read again");
 
     // Each entry of the cache gets one of five kinds of damage: a flipped bit, truncation, an extra byte, a wrong
     // header, or no bytes at all.

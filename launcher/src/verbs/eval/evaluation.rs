@@ -61,7 +61,7 @@ impl Evaluation<'_> {
         let lock_first = (!self.is_held).then(|| self.run.to_owned());
         let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first };
         let (thresholds_km, seed, data) =
-            (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary));
+            (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, &config.eval));
         let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };
         let (found, differences) = self.supervisor.compute(move || task.run())?;
         let mut rows = table::computed(found, &summary, &gather, &config);
@@ -75,7 +75,9 @@ impl Evaluation<'_> {
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
             "rows": rows, "differences": differences,
         });
-        let report = folder.write_report(&result, &text(REPORT_WIDTH), &config)?;
+        let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
+        let heading = format!("{}{head}\n", self.checkpoint.path.display());
+        let report = folder.write_report(&result, &(heading + &text(REPORT_WIDTH)), &config)?;
         self.output.print(&text(width()));
         let answers = folder.answers_path(best);
         for (what, path) in [("answers", answers), ("report", report)] {
@@ -109,7 +111,9 @@ impl Evaluation<'_> {
         );
         let path = self.folder()?.write_tuned(&origin, &tuned)?;
         self.output.print(&wrapped(&origin, 2, width()));
-        self.output.print(&format!("{}settings:\n  {}", toml::to_string(&tuned)?, path.display()));
+        let values = toml::to_string(&tuned)?;
+        let values: Vec<String> = values.lines().map(|line| format!("\n  {line}")).collect();
+        self.output.print(&format!("settings in {}:{}", path.display(), values.concat()));
         let mut choice = json!(chosen);
         choice["words"] = json!(summary_text);
         choice["settings_tried"] = json!(tuning::settings().len());

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use locdiff_core::config::{RetrievalHead, RunConfig};
-use locdiff_core::metrics::{Interval, Rating};
+use locdiff_core::config::{DecodeAnchors, EvalConfig, RetrievalHead, RunConfig};
+use locdiff_core::metrics::{Interval, Rating, Within};
 use locdiff_core::protocol::{EvalSummary, Method};
 use serde::Serialize;
 
@@ -151,14 +151,20 @@ fn interval_columns(thresholds_km: &[f64], ratings: &[&Rating]) -> Vec<TableColu
 }
 
 /// A line of text that describes the evaluated data.
-pub(super) fn data_summary(summary: &EvalSummary) -> String {
+pub(super) fn data_summary(summary: &EvalSummary, config: &EvalConfig) -> String {
     let kind = photo_kind(summary.is_simulated);
     let source = summary.source.as_ref().map_or_else(String::new, |source| format!(" ({source})"));
     let skipped = match summary.skipped_rows {
         0 => String::new(),
         skipped => format!("; left out {skipped} invalid rows"),
     };
-    format!("{} {kind} of {} views{source}{skipped}", summary.rows, summary.views)
+    let views = if summary.views == 1 { "one view".to_owned() } else { format!("{} views", summary.views) };
+    // With a gallery, the answers of LocDiff depend on the head, because the head decides which gallery is used.
+    let choice = match config.anchors {
+        DecodeAnchors::Gallery if !config.refine => format!("; LocDiff chooses among {} places", summary.anchors),
+        _ => String::new(),
+    };
+    format!("{} {kind} of {views}{source}{skipped}{choice}", summary.rows)
 }
 
 /// The noun for the evaluated rows in the output: "simulated photos" or "photos".
@@ -215,6 +221,16 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
             places.map(|place| column(place, |Interval { lo, hi, .. }| format!("{lo:+.1} to {hi:+.1}"))).collect();
         let _ = write!(text, "\n{}", table("paired differences", &names, &values, width));
         let _ = write!(text, "\n{}", table("95 % intervals", &names, &bounds, width));
+    }
+    let parts = [Method::Locdiff.name(), Method::Retrieval.name()];
+    for difference in differences.iter().filter(|difference| parts.contains(&difference.less)) {
+        let is_worse = |at: &&Within| at.percent.hi < 0.0;
+        let worse: Vec<String> = difference.within.iter().filter(is_worse).map(|at| at.km.to_string()).collect();
+        if !worse.is_empty() {
+            let part = if difference.less == parts[0] { "LocDiff" } else { difference.less };
+            let line = format!("LocDiff-H is less accurate than {part} within {} km", worse.join(", "));
+            let _ = write!(text, "\n{}\n", wrapped(&line, 2, width));
+        }
     }
     let out_of_range = rows.iter().find_map(|row| match row {
         Row::Computed(row) => row.out_of_range,
@@ -298,5 +314,10 @@ mod tests {
         let found = notes(&[], &[Difference::new("locdiff", &less)], 80);
         assert!(found.contains("\nLocDiff-H minus LocDiff  "), "{found}");
         assert!(found.contains("+0.0 to +0.0") && found.lines().all(|line| line.len() <= 80), "{found}");
+        assert!(!found.contains("less accurate"), "{found}");
+        let far_km = errors_km.map(|error_km| error_km + 1000.0);
+        let less = compare(&far_km, &errors_km, &THRESHOLDS_KM, &Bootstrap::default()).expect("the lengths agree");
+        let found = notes(&[], &[Difference::new("retrieval", &less)], 80);
+        assert!(found.contains("LocDiff-H is less accurate than retrieval within "), "{found}");
     }
 }
