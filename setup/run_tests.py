@@ -180,7 +180,9 @@ def test_commands():
     if shutil.which("cargo-nextest"):
         nextest = ["cargo", "nextest", "run", "--release", "--locked", "--workspace", "-E"]
         long = " or ".join("test(/(^|::)%s::/)" % module for module in LONG_MODULES)
-        return command(*nextest, "not (%s)" % long), command(*nextest, long)
+        # The long tests often wait for time limits, so run one more of them than there are cores.
+        threads = ("--test-threads", str(len(os.sched_getaffinity(0)) + 1))
+        return command(*nextest, "not (%s)" % long), command(*nextest, long, *threads)
     test = ["cargo", "test", "--release", "--locked", "--workspace", "--all-targets", "--"]
     skips = [word for module in LONG_MODULES for word in ("--skip", module + "::")]
     return command(*test, *skips), command(*test, *(module + "::" for module in LONG_MODULES))

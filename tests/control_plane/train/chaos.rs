@@ -67,7 +67,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     let stage = stage();
     let steps = (faults + 2) * SPACING;
     let settings = format!(
-        "--workers 4 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
+        "--workers 4 --set model.degree=5 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
          --set supervise.data_timeout_s=3 --set supervise.step_timeout_s=3.5 --set supervise.collective_timeout_s=3 \
          --set supervise.checkpoint_timeout_s=5 --set supervise.stop_timeout_s=1"
     );

@@ -50,7 +50,7 @@ fn rank_that_corrupts_twice_ends_the_run() {
 #[test]
 fn checks_do_not_change_the_numbers() {
     let stage = stage();
-    for (run, layout) in [("flat", "--workers 4"), ("split", "--workers 4 --tensor-parallel 2")] {
+    for (run, layout) in [("flat", "--workers 2"), ("split", "--workers 4 --tensor-parallel 2")] {
         let settings = format!("{layout} --set train.steps=7 --set checkpoint.every=4 --set train.micro_batch=40");
         let checks = "--set train.replica_check_every=1 --set train.replay_check_every=3";
         let plain = format!("{run}-plain");
@@ -79,7 +79,7 @@ fn damaged_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before() {
 #[test]
 fn slow_disk_delays_a_checkpoint_and_nothing_else() {
     let stage = stage();
-    let settings = "--workers 2 --set train.steps=150 --set checkpoint.every=4 --set supervise.collective_timeout_s=1 \
+    let settings = "--workers 2 --set model.degree=5 --set train.steps=150 --set checkpoint.every=4 --set supervise.collective_timeout_s=1 \
         --set supervise.step_timeout_s=3";
     let fault = "--inject slow-disk@rank=1,step=3,seconds=2";
     let ran = stage.run(&format!("{BASE} --run slow {settings} train {fault}"));

@@ -13,8 +13,8 @@ use crate::stage::{Ran, eventually, signal, wait};
 /// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. If a worker hangs in phase
 /// `data`, the limit of this phase ends the hang. If a worker hangs in a step, the other workers detect it, because
 /// their collective operation times out before the limit of the step.
-const LIMITS: &str = "--set supervise.data_timeout_s=6 --set supervise.step_timeout_s=8 --set supervise.collective_timeout_s=7 \
-    --set supervise.checkpoint_timeout_s=6 --set supervise.stop_timeout_s=1";
+const LIMITS: &str = "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=5 --set supervise.collective_timeout_s=4 \
+    --set supervise.checkpoint_timeout_s=4 --set supervise.stop_timeout_s=1";
 
 #[test]
 fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
@@ -51,7 +51,7 @@ fn only_worker_of_a_run_that_hangs_is_replaced() {
     let started = Instant::now();
     let fault = "--inject hang@rank=0,step=5,phase=data";
     let ran = stage.run(&format!("{BASE} --run alone {settings} {LIMITS} --max-restarts 1 train {fault}"));
-    ran.exits_with(ExitCode::Success).stderr_has("no progress for").stderr_has("supervise.data_timeout_s allows 6.0 s");
+    ran.exits_with(ExitCode::Success).stderr_has("no progress for").stderr_has("supervise.data_timeout_s allows 4.0 s");
     assert_eq!((ran.json()["restarts"].as_u64(), trace(&stage, "alone").len()), (Some(1), 6));
     assert!(started.elapsed().as_secs() < 120, "the run took {:?}, wanted less than 2 min", started.elapsed());
 }
@@ -121,7 +121,9 @@ fn first_cause_is_named_in_time_at_any_moment() {
         };
         let run = format!("try-{attempt}");
         let fault = format!("{kind}@rank={rank},step={step}{more}");
-        let line = format!("{BASE} --run {run} --workers 4 --set train.steps=1000 {limits} --max-restarts 0 train");
+        let line = format!(
+            "{BASE} --run {run} --workers 4 --set model.degree=5 --set train.steps=1000 {limits} --max-restarts 0 train"
+        );
         let mut command = stage.command(&format!("{line} --inject {fault}"));
         let mut launcher =
             command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
@@ -148,15 +150,16 @@ fn first_cause_is_named_in_time_at_any_moment() {
 /// `LOCDIFF_PAUSE_S` sets for how many seconds the launcher is stopped.
 #[test]
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
-    let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8);
+    let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
     let stage = stage();
-    // With the slow rank that is injected below (25 ms per step), this many steps take longer than the pause.
-    let settings = format!("--workers 4 --set train.steps={} --set checkpoint.every=50", 50 * pause_s);
+    // With the slow rank that is injected below (50 ms per step), this many steps take longer than the pause.
+    let settings =
+        format!("--workers 4 --set model.degree=5 --set train.steps={} --set checkpoint.every=50", 24 * pause_s);
     train(&stage, "whole", &settings).exits_with(ExitCode::Success);
     let limits =
         "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=4 --set supervise.collective_timeout_s=3.9";
     let mut command =
-        stage.command(&format!("{BASE} --run paused {settings} {limits} train --inject slow@rank=0,step=1,ms=25"));
+        stage.command(&format!("{BASE} --run paused {settings} {limits} train --inject slow@rank=0,step=1,ms=50"));
     let mut launcher =
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
     let path = run_dir(&stage, "paused").join("events.jsonl");

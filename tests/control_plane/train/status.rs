@@ -82,7 +82,7 @@ fn status_shows_the_last_failure_and_the_goodput_what_it_cost() {
 #[test]
 fn slow_rank_is_named_and_its_times_are_shown() {
     let stage = stage();
-    let settings = "--workers 3 --set train.steps=120 --set checkpoint.every=1000";
+    let settings = "--workers 3 --set model.degree=5 --set train.steps=120 --set checkpoint.every=1000";
     let line = format!("{BASE} --run slow {settings} train --inject slow@rank=1,step=2,ms=60");
     let ran = stage.run(&line);
     ran.exits_with(ExitCode::Success).stderr_has("rank 1 is slow");
