@@ -159,7 +159,7 @@ impl<'a> Training<'a> {
         if is_first {
             let steps_left = config.train.steps.saturating_sub(step);
             // A restart must not lose time. A failed estimate must not end the training.
-            let seconds = if job.time_before.is_restart { None } else { meter.estimated_seconds(steps_left).ok() };
+            let seconds = if job.time_before.is_restart { None } else { meter.seconds_min(steps_left).ok() };
             summary::log(config, &data, ranks, &cache, (seconds, steps_left));
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;

@@ -9,8 +9,8 @@ use crate::comm::Communicator;
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
 
-/// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a rough estimate of the
-/// time that the remaining `steps_left` steps take, if it is known.
+/// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a lower bound of
+/// the time that the remaining `steps_left` steps take, if it is known.
 pub(super) fn log(
     config: &RunConfig,
     data: &TrainingData,
@@ -42,7 +42,7 @@ pub(super) fn log(
         );
     }
     if let Some(seconds) = seconds.filter(|_| steps_left > 0) {
-        match training_time("roughly", seconds, steps_left) {
+        match training_time("at least", seconds, steps_left) {
             (text, true) => tracing::warn!("{text}"),
             (text, false) => tracing::info!("{text}, by the speed of matrix products on this device"),
         }

@@ -83,7 +83,7 @@ pub fn unfinished_run(dir: &Path, config: &RunConfig) -> Result<Option<PathBuf>,
 /// Whether the run has done everything that `train` does with `steps` steps: it has a checkpoint of its last step, and
 /// its evaluation, if it has one, is done. A run without a readable status counts as evaluated.
 pub fn has_ended(run: &Path, steps: u64) -> bool {
-    let is_evaluated = RunStatus::read(run).is_none_or(|status| status.state == RunState::Ended);
+    let is_evaluated = RunStatus::current(run).is_none_or(|status| status.state == RunState::Ended);
     is_evaluated && scan::present(run).is_ok_and(|found| found.last().is_some_and(|newest| newest.step >= steps))
 }
 

@@ -122,9 +122,17 @@ pub struct RunStatus {
 }
 
 impl RunStatus {
-    /// Reads the status of the run in the folder `run`; `None` if the file cannot be read or parsed.
-    pub fn read(run: &Path) -> Option<Self> {
+    /// Reads the status as the launcher wrote it; `None` if the file cannot be read or parsed.
+    fn read(run: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(run.join(STATUS)).ok()?).ok()
+    }
+
+    /// Reads the status of the run in the folder `run`, with the state as of now. `None` if the file cannot be read or
+    /// parsed.
+    pub fn current(run: &Path) -> Option<Self> {
+        let mut status = Self::read(run)?;
+        status.state = status.state_at(SystemTime::now(), &host(), is_launcher);
+        Some(status)
     }
 
     /// Age of the status in seconds.
@@ -134,9 +142,10 @@ impl RunStatus {
 
     /// The state as of `now`: a run whose launcher is gone has vanished. `here` is the name of this machine. `is_alive`
     /// tells whether a launcher with a given process id runs on this machine.
-    pub fn state_at(&self, now: SystemTime, here: &str, is_alive: impl Fn(u32) -> bool) -> RunState {
+    fn state_at(&self, now: SystemTime, here: &str, is_alive: impl Fn(u32) -> bool) -> RunState {
         let age_s = self.age_s(now);
-        // During an evaluation the file is not updated, so its age alone does not show that the launcher is gone.
+        // The file is not updated during an evaluation, so an old file does not always mean that the launcher is gone.
+        // On this machine, the process must be gone too. On another machine, only a run in the state `Running` counts.
         let is_gone = match self.host == here {
             true => self.state.is_alive() && age_s > GONE_S && !is_alive(self.pid),
             false => self.state == RunState::Running && age_s > VANISHED_S,
@@ -307,6 +316,11 @@ pub fn exact_unix_s(now: SystemTime) -> f64 {
 pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()
+}
+
+/// Whether a launcher with this process id runs on this machine.
+fn is_launcher(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::cli::{CheckpointVerb, Global};
 use crate::error::{LaunchError, refuse};
 use crate::output::{Output, ok};
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, RunStatus, is_run, named_run, newest_run};
+use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, RunState, RunStatus, is_run, named_run, newest_run};
 
 /// Runs `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -156,8 +156,11 @@ pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) ->
 
 /// Prints a hint if the run is not at its last step.
 fn hint_if_unfinished(run: &Path, output: Output) {
-    if let Some(RunStatus { step, steps, .. }) = RunStatus::read(run).filter(|status| status.step < status.steps) {
-        output.print(&format!("  this run has done {step} of {steps} steps; `train` continues it"));
+    if let Some(RunStatus { step, steps, state, .. }) =
+        RunStatus::current(run).filter(|status| status.step < status.steps)
+    {
+        let next = if state == RunState::Running { "it is being trained" } else { "`train` continues it" };
+        output.print(&format!("  this run has done {step} of {steps} steps; {next}"));
     }
 }
 

@@ -241,10 +241,10 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
 /// Estimates the memory that one worker needs for training:
 ///
 /// - for the worker's piece of the model: weights, gradients, two moments, the average of the weights, a 16-bit copy of
-///   the weights, and the copies that a checkpoint is written from;
+///   the weights, and the copies from which checkpoints are written;
 /// - for the quick evaluation: a whole model;
-/// - for each row of the worker's batch: the activations that the backward pass needs, and the logits of prediction and
-///   truth, two copies of each;
+/// - for each row of the worker's batch: the activations that the backward pass needs, two copies of the prediction's
+///   logits, and two copies of the truth's logits;
 /// - for the KL loss: the harmonics of the worker's anchors.
 fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
     let tensor = u64::from(config.parallel.tensor).clamp(1, workers);

@@ -7,11 +7,10 @@ use locdiff_core::text::duration_text;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::status::is_launcher;
 use crate::cli::Global;
 use crate::error::LaunchError;
 use crate::output::Output;
-use crate::run_folder::{Depth, RunStatus, checkpoints, exact_unix_s, host, runs};
+use crate::run_folder::{Depth, RunStatus, checkpoints, exact_unix_s, runs};
 use crate::terminal::width;
 
 /// Width of all columns except the name of the run, including the spaces between columns.
@@ -51,7 +50,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
 
 fn row(folder: &Path) -> Result<RunRow, LaunchError> {
     let now = SystemTime::now();
-    let status = RunStatus::read(folder);
+    let status = RunStatus::current(folder);
     let kept = checkpoints(folder, Depth::Lengths)?;
     let newest = kept.iter().rfind(|row| row.state == "present");
     let committed_s = newest.and_then(|row| row.committed_unix_s).map(|at| exact_unix_s(now) - at as f64);
@@ -60,7 +59,7 @@ fn row(folder: &Path) -> Result<RunRow, LaunchError> {
         step: status.as_ref().map(|status| status.step).or(newest.map(|row| row.step)),
         steps: status.as_ref().map(|status| status.steps),
         score: kept.iter().filter_map(|row| row.score).reduce(f64::max),
-        state: status.as_ref().map_or("unknown", |status| status.state_at(now, &host(), is_launcher).name()),
+        state: status.as_ref().map_or("unknown", |status| status.state.name()),
         age_s: status.as_ref().map(|status| status.age_s(now)).or(committed_s),
     })
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::output::Output;
-use crate::run_folder::{RunState, RunStatus, StepTimes, WorkerStatus, host, named_run, runs};
+use crate::run_folder::{RunState, RunStatus, StepTimes, WorkerStatus, named_run, runs};
 use crate::terminal::{width, wrapped};
 
 /// Runs `status`.
@@ -27,22 +27,16 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
 /// Prints the status of a run and returns it as JSON.
 fn show(folder: &Path, output: Output) -> Value {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let Some(mut status) = RunStatus::read(folder) else {
+    let Some(status) = RunStatus::current(folder) else {
         output.print(&format!("{name}: unknown, because it has no readable status.json"));
         return json!({ "run": name, "state": "unknown" });
     };
     let now = SystemTime::now();
-    status.state = status.state_at(now, &host(), is_launcher);
     output.print(&text(&status, now));
     let mut row = json!(status);
     row["age_s"] = json!(status.age_s(now));
     row["goodput_percent"] = json!(status.goodput.percent());
     row
-}
-
-/// Whether a launcher with this process id runs on this machine.
-pub(super) fn is_launcher(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
 /// One line that gives the smallest, median and largest time over all ranks and the slowest rank, for each part of a

@@ -366,7 +366,7 @@ fn at_last_step(run: &RunFolder, config: &RunConfig, output: Output) -> Result<V
     ));
     output.print(&next_commands(&name, config, true));
     let latest = run.checkpoints()?.last().map(|row| run.path().join(&row.name));
-    let spent = RunStatus::read(run.path()).map(|status| status.goodput).unwrap_or_default();
+    let spent = RunStatus::current(run.path()).map(|status| status.goodput).unwrap_or_default();
     Ok(json!({
         "ok": true, "run": run.path(), "step": step, "from_step": step, "loss": null, "skipped_steps": 0,
         "restarts": 0, "checkpoint": latest, "evaluation": null, "eval": null,

@@ -119,11 +119,14 @@ fn settings_are_never_tuned_on_test_data() {
     let tuned = std::fs::read_to_string(path).expect("`eval --tune` wrote the settings");
     assert!(
         tuned.starts_with("# tuned on 100 photos from shards/validation")
+            && tuned.contains("\n# LocDiff-H, cross-validated ")
             && tuned.contains("[retrieval]\nhead = \"knn\""),
         "{tuned}"
     );
     let ran = stage.run("--json eval --hybrid");
     ran.exits_with(ExitCode::Success).stderr_has("  checkpoints/small/eval/tuned.toml\n  tuned on 100 photos");
+    let setting = tuned.lines().nth(1).and_then(|line| line.strip_prefix("# ")).expect("the setting is in a comment");
+    assert!(ran.stderr.contains(setting) && !ran.stderr.contains("cross-validated"), "{}", ran.stderr);
     let path = stage.path().join("checkpoints/small/eval/report.txt");
     let report = std::fs::read_to_string(path).expect("`eval` wrote a report");
     for line in tuned.lines().filter(|line| line.contains(" = ")) {

@@ -59,6 +59,8 @@ fn parquet_with_common_column_names_leads_to_a_table_without_configuration() {
     ran.exits_with(ExitCode::Success);
     let shown = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(shown.contains("with the retrieval head knn, checkpoint at step 8"), "{shown}");
+    // The gallery consists of the places of the training photos.
+    assert!(shown.contains("LocDiff chooses among 256 places"), "{shown}");
     for method in ["nearest training photos", "LocDiff (L = 8)", "LocDiff-H (L = 8)"] {
         assert!(ran.stdout.contains(method), "{}", ran.stdout);
     }

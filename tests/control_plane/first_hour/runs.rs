@@ -7,7 +7,7 @@ use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
 
 use crate::small_shards;
-use crate::stage::{Stage, Worker, eventually, signal, wait};
+use crate::stage::{Ran, Stage, Worker, eventually, is_alive, signal, wait};
 
 /// Settings for a model that trains in about a second.
 const SMALL: &str = "--device cpu --json --workers 1 --set model.degree=8 --set loss.anchors=64 --set train.global_batch=64 \
@@ -41,6 +41,7 @@ fn same_command_after_ctrl_c_resumes_the_run_and_new_starts_another() {
         .expect("the launcher can be started");
     let has_checkpoint = || folders(&stage).iter().any(|run| run.join("step-00000002").exists());
     eventually("the run has a checkpoint", has_checkpoint);
+    stage.run("--device cpu --json checkpoint list").stderr_has(" of 8 steps; it is being trained");
     signal(launcher.id(), Signal::SIGINT);
     assert_eq!(wait(&mut launcher), Some(130));
     let ran = stage.run("--device cpu --json --set eval.checkpoint=2 eval");
@@ -71,6 +72,24 @@ fn same_command_after_ctrl_c_resumes_the_run_and_new_starts_another() {
     std::thread::sleep(std::time::Duration::from_millis(1100));
     stage.run(&format!("{SMALL} --max-restarts 0 train --new")).exits_with(ExitCode::Success);
     assert_eq!(folders(&stage).len(), 4, "--new resumed a run");
+}
+
+#[test]
+fn evaluation_stopped_by_ctrl_c_names_the_command_that_evaluates() {
+    let stage = stage();
+    let line = format!(
+        "{SMALL} --run mine --set eval.after_train=true --set eval.sampler_steps=200 --set eval.samples=64 train"
+    );
+    let mut command = stage.command(&line);
+    let launcher = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the launcher can be started");
+    eventually("the run is being evaluated", || {
+        assert!(is_alive(launcher.id()), "the launcher ended before the evaluation");
+        let status = std::fs::read_to_string(stage.path().join("checkpoints/mine/status.json"));
+        status.is_ok_and(|status| status.contains("\"evaluating\""))
+    });
+    signal(launcher.id(), Signal::SIGINT);
+    let ran = Ran::from(launcher.wait_with_output().expect("the launcher is a child of the test"));
+    ran.exits_with(ExitCode::Interrupted).stderr_has("mine is trained; the same command evaluates it");
 }
 
 #[test]

@@ -1,15 +1,13 @@
 //! Looks for the data that other commands need: shards, GeoCLIP's weights and runs. Suggests the next command to type.
 
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use locdiff_core::config::{RetrievalHead, RunConfig};
 
 use super::finding::{Finding, Level};
 use crate::error::LaunchError;
-use crate::run_folder::{RunState, RunStatus, host, named_run, newest_run, runs};
+use crate::run_folder::{RunState, RunStatus, named_run, newest_run, runs};
 use crate::verbs::locations::require_shards;
-use crate::verbs::status::is_launcher;
 use crate::verbs::train::quoted;
 
 /// What was found in the folders that the configuration names.
@@ -118,12 +116,12 @@ fn newest(config: &RunConfig) -> Result<Option<NewestRun>, LaunchError> {
     }
     let folder: PathBuf =
         if config.checkpoint.run.is_empty() { newest_run(dir)? } else { named_run(dir, &config.checkpoint.run)? };
-    let status = RunStatus::read(&folder);
-    let state = status.as_ref().map(|status| status.state_at(SystemTime::now(), &host(), is_launcher));
-    let progress = match (&status, state) {
-        (Some(status), Some(state)) => format!("{}, step {} of {}", state.name(), status.step, status.steps),
-        _ => "unknown".to_owned(),
-    };
+    let status = RunStatus::current(&folder);
+    let progress = status.as_ref().map_or_else(
+        || "unknown".to_owned(),
+        |RunStatus { state, step, steps, .. }| format!("{}, step {step} of {steps}", state.name()),
+    );
+    let state = status.map(|status| status.state);
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Ok(Some(NewestRun { name, progress, state }))
 }

@@ -8,7 +8,7 @@ use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RunConfig, 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
-use locdiff_core::tuning::{self, Choice, Hybrid, choose};
+use locdiff_core::tuning::{self, Hybrid, choose};
 use serde_json::{Value, json};
 
 use super::files::{EvalFolder, TunedSetting};
@@ -99,9 +99,8 @@ impl Evaluation<'_> {
         let tuned = TunedSetting { head: summary.head.unwrap_or(config.retrieval.head), setting: chosen.setting };
         self.resolved.config.retrieval.head = tuned.head;
         apply_setting(tuned.setting, &mut self.resolved);
-        let summary_text = choice_summary(&chosen);
         let origin = format!(
-            "tuned on {} {} from {} with the retrieval head {}, checkpoint at step {} of run {}: {summary_text}",
+            "tuned on {} {} from {} with the retrieval head {}, checkpoint at step {} of run {}",
             summary.rows,
             table::photo_kind(summary.is_simulated),
             config.shards.validation,
@@ -109,13 +108,16 @@ impl Evaluation<'_> {
             summary.step,
             self.run.display(),
         );
-        let path = self.folder()?.write_tuned(&origin, &tuned)?;
-        self.output.print(&wrapped(&origin, 2, width()));
+        let accuracies = |width: usize| table::choice(&chosen, &config.eval.thresholds_km, width);
+        let path = self
+            .folder()?
+            .write_tuned(&format!("{origin}\n{}\n{}", chosen.setting, accuracies(REPORT_WIDTH)), &tuned)?;
+        self.output.print(&format!("{}\n{}", wrapped(&origin, 2, width()), accuracies(width())));
         let values = toml::to_string(&tuned)?;
         let values: Vec<String> = values.lines().map(|line| format!("\n  {line}")).collect();
         self.output.print(&format!("settings in {}:{}", path.display(), values.concat()));
         let mut choice = json!(chosen);
-        choice["words"] = json!(summary_text);
+        choice["words"] = json!(chosen.setting.to_string());
         choice["settings_tried"] = json!(tuning::settings().len());
         Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": choice }))
     }
@@ -178,24 +180,6 @@ fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Resul
     ];
     let mut read = files.into_iter().filter(|(_, path, is_read)| *is_read && !path.is_empty());
     read.try_for_each(|(key, path, _)| require_file(key, Path::new(path)))
-}
-
-/// Describes the chosen settings with their accuracies on all photos and, if cross-validation was possible, on held-out
-/// photos.
-fn choice_summary(choice: &Choice) -> String {
-    let list =
-        |percents: &[f64]| percents.iter().map(|percent| format!("{percent:.1}")).collect::<Vec<_>>().join(" / ");
-    let held_out = choice
-        .held_out_percent
-        .as_deref()
-        .map_or_else(String::new, |percents| format!(", {} % by cross-validation", list(percents)));
-    format!(
-        "{}; LocDiff-H {} %{held_out}; LocDiff {} %, retrieval {} %",
-        choice.setting,
-        list(&choice.hybrid_percent),
-        list(&choice.own_percent),
-        list(&choice.retrieval_percent)
-    )
 }
 
 /// Writes the chosen settings to the configuration, except for fields that `--set` sets.

@@ -119,11 +119,12 @@ impl EvalFolder {
         self.write("report.txt", report.as_bytes())
     }
 
-    /// Writes settings of LocDiff-H, and the head that they were tuned for, to `tuned.toml`. The first line of the file
-    /// is a comment that describes the origin of the settings.
-    pub(super) fn write_tuned(&self, origin: &str, tuned: &TunedSetting) -> Result<PathBuf, LaunchError> {
+    /// Writes settings of LocDiff-H, and the head that they were tuned for, to `tuned.toml`. The file begins with the
+    /// lines of `comment`. The first two lines describe the origin of the settings and the settings themselves.
+    pub(super) fn write_tuned(&self, comment: &str, tuned: &TunedSetting) -> Result<PathBuf, LaunchError> {
+        let comment: String = comment.lines().map(|line| format!("# {line}\n")).collect();
         let values = toml::to_string(tuned).expect("the settings can be written as TOML");
-        self.write(TUNED, format!("# {origin}\n\n[retrieval]\n{values}").as_bytes())
+        self.write(TUNED, format!("{comment}\n[retrieval]\n{values}").as_bytes())
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, LaunchError> {

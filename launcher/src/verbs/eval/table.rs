@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use locdiff_core::config::{DecodeAnchors, EvalConfig, RetrievalHead, RunConfig};
 use locdiff_core::metrics::{Interval, Rating, Within};
 use locdiff_core::protocol::{EvalSummary, Method};
+use locdiff_core::tuning::Choice;
 use serde::Serialize;
 
 use super::gather::Gather;
@@ -148,6 +149,24 @@ fn interval_columns(thresholds_km: &[f64], ratings: &[&Rating]) -> Vec<TableColu
     columns.push(column("mean km".to_owned(), 0, &|rating| rating.scores.mean_km));
     columns.push(column("GeoScore".to_owned(), 0, &|rating| rating.scores.geo_score));
     columns
+}
+
+/// The accuracies on the validation photos, with the setting that tuning chose.
+pub(super) fn choice(choice: &Choice, thresholds_km: &[f64], width: usize) -> String {
+    let held_out = choice.held_out_percent.as_ref().map(|percents| ("LocDiff-H, cross-validated", percents));
+    let rows = [
+        ("retrieval", &choice.retrieval_percent),
+        ("LocDiff", &choice.own_percent),
+        ("LocDiff-H", &choice.hybrid_percent),
+    ];
+    let rows: Vec<(&str, &Vec<f64>)> = rows.into_iter().chain(held_out).collect();
+    let names: Vec<String> = rows.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let column = |(place, km): (usize, &f64)| TableColumn {
+        heading: format!("{km} km"),
+        cells: rows.iter().map(|(_, percents)| number(percents.get(place).copied(), 1)).collect(),
+    };
+    let columns: Vec<TableColumn> = thresholds_km.iter().enumerate().map(column).collect();
+    table(WITHIN, &names, &columns, width)
 }
 
 /// A line of text that describes the evaluated data.

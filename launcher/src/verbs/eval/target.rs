@@ -74,9 +74,10 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
     }
     layers.insert(1, Layer::File(path.clone()));
     let tuned = config::load(&layers)?;
-    let origin = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
-    let origin = wrapped(&origin, 2, width() - 2);
-    output.print(&format!("settings:\n  {}\n  {origin}", path.display()));
+    output.print(&format!("settings:\n  {}", path.display()));
+    for line in text.lines().take(2).filter_map(|line| line.strip_prefix("# ")) {
+        output.print(&format!("  {}", wrapped(line, 2, width() - 2)));
+    }
     Ok(tuned)
 }
 

@@ -32,6 +32,8 @@ enum Timing {
 /// An estimate of the time that the rest of a training takes.
 #[derive(Debug, PartialEq)]
 pub(super) struct Estimate {
+    /// Number of steps that were timed.
+    timed: u64,
     /// Number of steps from the first step of the attempt to the last step.
     steps: u64,
     seconds: f64,
@@ -55,7 +57,11 @@ impl Forecast {
                 if made >= STEPS_MIN && passed >= TIME_MIN {
                     self.state = Timing::Done;
                     let steps = (self.steps + 1).saturating_sub(first);
-                    return Some(Estimate { steps, seconds: passed.as_secs_f64() / made as f64 * steps as f64 });
+                    return Some(Estimate {
+                        timed: made,
+                        steps,
+                        seconds: passed.as_secs_f64() / made as f64 * steps as f64,
+                    });
                 }
             }
             _ => {}
@@ -69,7 +75,7 @@ impl Estimate {
     pub(super) fn log(&self) {
         match training_time("about", self.seconds, self.steps) {
             (text, true) => tracing::warn!("{text}"),
-            (text, false) => tracing::info!("{text}"),
+            (text, false) => tracing::info!("{text}, by the speed of the first {} steps", self.timed),
         }
     }
 }
@@ -87,7 +93,7 @@ mod tests {
         for (step, ms) in [(0, 0), (401, 1000), (401, 60_000), (402, 61_000), (403, 62_500), (404, 64_000)] {
             assert_eq!(forecast.beat(step, after(ms)), None, "step {step}");
         }
-        assert_eq!(forecast.beat(405, after(65_500)), Some(Estimate { steps: 600, seconds: 900.0 }));
+        assert_eq!(forecast.beat(405, after(65_500)), Some(Estimate { timed: 3, steps: 600, seconds: 900.0 }));
         assert_eq!(forecast.beat(410, after(80_000)), None);
     }
 
@@ -99,6 +105,6 @@ mod tests {
         forecast.beat(2, start);
         assert_eq!(forecast.beat(202, start + Duration::from_secs(2)), None);
         let found = forecast.beat(402, start + Duration::from_secs(4));
-        assert_eq!(found, Some(Estimate { steps: 10_000, seconds: 100.0 }));
+        assert_eq!(found, Some(Estimate { timed: 400, steps: 10_000, seconds: 100.0 }));
     }
 }
