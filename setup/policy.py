@@ -151,7 +151,7 @@ def refusals_of(package, policy):
     elif not Licence(package["license"], policy["licenses"]["allow"]).is_allowed():
         yield "has the licence `%s`, which is not in `licenses.allow`" % package["license"]
     if package["source"] is not None and package["source"] not in CRATES_IO:
-        yield "comes from %s, wanted crates.io" % package["source"]
+        yield "comes from %s, not from crates.io" % package["source"]
 
 
 def check(project):

@@ -92,7 +92,7 @@ class AuditTest(unittest.TestCase):
     def test_other_registry_is_refused(self):
         package = {"name": "own", "version": "1.0.0", "license": "MIT", "dependencies": [], "source": "registry+https://example.org/index"}
         rules = policy.load_policy(self.root / "deny.toml")
-        self.assertEqual(list(policy.refusals_of(package, rules)), ["comes from registry+https://example.org/index, wanted crates.io"])
+        self.assertEqual(list(policy.refusals_of(package, rules)), ["comes from registry+https://example.org/index, not from crates.io"])
         self.assertEqual(list(policy.refusals_of(dict(package, source=policy.CRATES_IO[0]), rules)), [])
 
     def test_setting_that_is_not_enforced_is_an_error(self):

@@ -22,7 +22,7 @@ const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 /// Time between two checks whether all text is written to stdout.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The output of this process, for [`end_process`].
+/// The output of this process, stored so that [`end_process`] can use it.
 static OF_PROCESS: OnceLock<Output> = OnceLock::new();
 
 /// The destination of a command's text and result.

@@ -153,8 +153,8 @@ impl Supervisor {
         Ok(GangResult { hellos, results })
     }
 
-    /// Runs a gang while the observer works on another thread. Ends the process if the observer is stuck, because its
-    /// thread cannot be stopped and may hold the run's files.
+    /// Runs a gang while the observer works on another thread. Ends the process if the observer is stuck, because the
+    /// observer's thread cannot be stopped and may hold the run's files.
     fn run_observed(
         &mut self,
         gang: &Gang<'_>,

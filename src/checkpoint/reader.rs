@@ -176,7 +176,7 @@ impl<'a> Checked<'a> {
         if self.left == 0 && got == self.want.xxh3 {
             return Ok(());
         }
-        let reason = format!("xxh3 is {got}, but {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
+        let reason = format!("the xxh3 checksum is {got}, but {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
         Err(CheckpointError::corrupt(&self.path, reason))
     }
 }

@@ -134,7 +134,7 @@ fn verified_checksum(folder: &Path, name: &str, entry: &Written) -> Result<u64, 
     match u64::from_str_radix(&got.xxh3, 16) {
         Ok(checksum) if got == *entry => Ok(checksum),
         _ => {
-            let reason = format!("xxh3 is {}, but {MANIFEST} says {}{advice}", got.xxh3, entry.xxh3);
+            let reason = format!("the xxh3 checksum is {}, but {MANIFEST} says {}{advice}", got.xxh3, entry.xxh3);
             Err(GeoclipError::damaged(&path, reason))
         }
     }

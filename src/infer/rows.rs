@@ -33,7 +33,7 @@ pub struct Image {
 /// Up to [`BLOCK_IMAGES`] consecutive images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageBlock {
-    /// Index of the first image of the block among all usable rows.
+    /// Index of the block's first image among all usable rows.
     pub first: u64,
     /// The images.
     pub images: Vec<Image>,

@@ -69,7 +69,7 @@ impl Saved {
     }
 
     /// Parses the configuration in `state.json`. Fails if the checkpoint comes from a version of the program
-    /// that has other configuration fields.
+    /// that has different configuration fields.
     pub fn config(&self) -> Result<RunConfig, CheckpointError> {
         parse_state(&self.folder, self.state.config.clone())
     }

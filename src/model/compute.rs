@@ -48,8 +48,8 @@ impl Placement {
         if tensor.kind() == kind { Ok(tensor.shallow_clone()) } else { Ok(tensor.f_to_kind(kind)?) }
     }
 
-    /// Applies a linear layer. `weight` and `bias` belong to all outputs of the layer or, in a column-parallel layer,
-    /// to this rank's share of the outputs.
+    /// Applies a linear layer. `weight` and `bias` cover all outputs of the layer or, in a column-parallel layer,
+    /// only this rank's share of the outputs.
     pub(super) fn linear(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, ModelError> {
         Ok(self.cast(input)?.f_linear(&self.cast(weight)?, Some(self.cast(bias)?))?)
     }

@@ -76,8 +76,8 @@ impl Parameters {
         both.map(|(parameter, tensor)| Ok((parameter.name.clone(), whole(parameter, tensor)?))).collect()
     }
 
-    /// Copies this rank's parts of the whole tensors `tensors` into the parameters, and converts type and device.
-    /// `tensors` must contain one tensor for every parameter, and no others.
+    /// Copies this rank's part of each unsplit tensor in `tensors` into its parameter, which keeps its type and device.
+    /// `tensors` must contain exactly one tensor for every parameter.
     ///
     /// If a name or a shape does not match, this returns an error and changes nothing.
     pub fn load(&mut self, tensors: &[(String, Tensor)]) -> Result<(), ModelError> {
@@ -88,8 +88,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// This rank's parts of the whole tensors `tensors`, in the order of the list. `tensors` must contain one tensor
-    /// for every parameter, and no others.
+    /// This rank's part of each unsplit tensor in `tensors`, in the order of the list. `tensors` must contain exactly
+    /// one tensor for every parameter.
     pub fn pieces(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>, ModelError> {
         if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
             return Err(ModelError::Bad(format!("unknown tensor `{name}`: the network has no such parameter")));

@@ -229,7 +229,7 @@ fn simulated_world_has_the_specified_statistics() {
     let between = cosines(&projected[0], &projected[1]);
     let between = between.iter().sum::<f64>() / between.len() as f64;
     // Each view adds its own noise of length 0.8 to a signal of length 1. If two views mixed their sources with the
-    // same weights, their cosine would be 1 / (1 + 0.8²) = 0.61. Their weights differ a little, so it is lower.
+    // same weights, their cosine would be 1 / (1 + 0.8²) = 0.61. Their weights differ a little, so the cosine is lower.
     assert!((0.5..0.62).contains(&between), "two views have a mean cosine of {between}, wanted 0.5 to 0.62");
 }
 

@@ -281,8 +281,8 @@ pub struct Inspection {
     pub map: Vec<String>,
 }
 
-/// Reads the two bounds of a range. Null is read as NaN: if there are no rows, the bounds are infinite, and serde_json
-/// writes infinity as null.
+/// Reads the two bounds of a range. If there are no rows, the bounds are infinite, and serde_json writes infinity as
+/// null. This function reads null as NaN.
 fn null_range_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f64, f64), D::Error> {
     #[derive(Deserialize)]
     struct Bound(#[serde(deserialize_with = "null_as_nan")] f64);

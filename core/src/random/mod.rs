@@ -1,5 +1,5 @@
-//! Counter-based random numbers: each number is a function of the seed and its position (stream, step, sample,
-//! element), not of the numbers drawn before it.
+//! Counter-based random numbers. Each number depends only on the seed and on the number's own position (stream, step,
+//! sample, element), not on the numbers drawn before it.
 
 #[allow(unsafe_code, reason = "one call of a function compiled for AVX2, after a check that the processor has AVX2")]
 mod philox;

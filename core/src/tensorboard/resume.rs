@@ -34,7 +34,7 @@ pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     Ok(paths)
 }
 
-/// The part of an event file that is kept, from the start of the file.
+/// How much of an event file is kept. The kept part begins at the start of the file.
 #[derive(Debug, PartialEq, Eq)]
 struct KeptPrefix {
     /// Length of the kept part, in bytes.

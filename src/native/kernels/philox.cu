@@ -1,4 +1,5 @@
-// Philox4x32-10 on the device. Draws the same numbers as core/src/random/philox.rs, which documents the counter.
+// Philox4x32-10 on the device. Draws the same numbers as core/src/random/philox.rs, which documents the layout
+// of the Philox counter.
 //
 // NVRTC compiles this file at run time with --fmad=false, so that every operation rounds once, as in Rust. One thread
 // computes one block of four elements. The step of a draw is `step`, plus `*counter` if `counter` is not null. The

@@ -187,8 +187,8 @@ impl Dataset {
             let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // If the data has no manifest and `on_bad_rows` skips bad rows, a list of the wrong length is skipped as a bad
-        // row. Otherwise it is an error.
+        // An embedding of the wrong width is an error, unless the data has no manifest and bad rows are skipped. Then
+        // its row is skipped like any other bad row.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }

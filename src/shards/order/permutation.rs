@@ -22,8 +22,8 @@ use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 /// in their original places.
 const ROUNDS: usize = 8;
 /// Minimum number of bits that the network permutes. With fewer bits, the network could produce too few different
-/// orders. The price is more passes of cycle walking for a small number of positions, because most of the 2^6 possible
-/// results are then out of range.
+/// orders. The minimum makes cycle walking slower if there are few positions: most of the 2^6 possible results are out
+/// of range, so more passes are needed.
 const BITS_MIN: u32 = 6;
 
 /// Index of the random numbers for [`shuffled`] within the stream `Shuffle`.

@@ -19,7 +19,7 @@ use crate::shards::error::ShardsError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Seed of the order.
+    /// Seed that determines the order of rows.
     pub seed: u64,
     /// Epoch, from 0.
     pub epoch: u64,

@@ -250,7 +250,7 @@ fn background_writer_takes_one_snapshot_at_a_time_and_reports_each_once() {
     assert_eq!(background.poll().expect("no snapshot is being written"), None);
     let nothing = Snapshot { step: 3, attempt: 0, score: None, parts: Vec::new(), ready: None };
     background.submit(nothing).expect("no earlier snapshot failed");
-    assert_eq!(background.wait().expect("the file can be written").map(|parts| parts.files.len()), Some(0));
+    assert_eq!(background.wait().expect("there is no file to write").map(|parts| parts.files.len()), Some(0));
     assert!(!home.path().join(partial_name(3, 0)).exists());
 }
 

@@ -130,8 +130,8 @@ impl Rank {
         }
     }
 
-    /// Connects over NCCL with every rank on the first GPU. NCCL refuses two ranks on one GPU of the same host, so
-    /// [`Fleet::spawn`] gives each rank a separate `NCCL_HOSTID`.
+    /// Connects over NCCL with every rank on the first GPU. NCCL refuses to put two ranks of one host on the same
+    /// GPU, so [`Fleet::spawn`] gives each rank a separate `NCCL_HOSTID`.
     pub(crate) fn connect_on_one_gpu(&self, tensor_parallel: u32, collective_timeout: Duration) -> Communicator {
         let backend = Backend::Nccl { device: 0 };
         let rendezvous = Rendezvous { backend, collective_timeout, ..self.rendezvous(tensor_parallel) };

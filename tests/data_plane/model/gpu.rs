@@ -181,8 +181,8 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
             }
             // On the GPU, the best 64 scores are computed from f32 factors and all other scores from f16 factors.
             let difference = relative(&got.1, &want.1);
-            println!("scores differ by {difference:.2e} of their norm");
-            assert!(difference < 2e-3, "the scores differ by {difference:e} of their norm");
+            println!("relative difference of the scores: {difference:.2e}");
+            assert!(difference < 2e-3, "the relative difference of the scores is {difference:e}");
         }
     }
 }
