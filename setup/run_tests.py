@@ -175,13 +175,23 @@ def check_binaries():
 # --- the stages ------------------------------------------------------------------------------------------
 
 
+def cores():
+    """Number of cores that this process may use, by its affinity and the quota of its cgroup."""
+    affinity = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(affinity, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup of version 2, or no quota ("max")
+        return affinity
+
+
 def test_commands():
     """Returns two stages: the tests that always run, and the long tests, which run only if the project has changed since they passed."""
     if shutil.which("cargo-nextest"):
         nextest = ["cargo", "nextest", "run", "--release", "--locked", "--workspace", "-E"]
         long = " or ".join("test(/(^|::)%s::/)" % module for module in LONG_MODULES)
         # The long tests often wait for time limits, so run one more of them than there are cores.
-        threads = ("--test-threads", str(len(os.sched_getaffinity(0)) + 1))
+        threads = () if os.environ.get("NEXTEST_TEST_THREADS") else ("--test-threads", str(cores() + 1))
         return command(*nextest, "not (%s)" % long), command(*nextest, long, *threads)
     test = ["cargo", "test", "--release", "--locked", "--workspace", "--all-targets", "--"]
     skips = [word for module in LONG_MODULES for word in ("--skip", module + "::")]

@@ -13,8 +13,8 @@ pub enum CheckpointError {
     Io(#[from] FileError),
     /// Writing a checkpoint takes too long.
     #[error(
-        "the checkpoint of step {step} was not written within {seconds:.0} s (supervise.checkpoint_timeout_s); check \
-         the disk of {path}"
+        "the checkpoint of step {step} is still not written after {seconds:.0} s, the limit of \
+         supervise.checkpoint_timeout_s; check the disk of {path}"
     )]
     Stuck {
         /// The step of the checkpoint.

@@ -26,7 +26,7 @@ const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.
 const SCALE_PROBABILITIES: [f64; 6] = [0.06, 0.10, 0.16, 0.24, 0.22, 0.22];
 /// Number of places that a photo looks like, including the place where it was taken.
 pub(super) const SOURCES: usize = 5;
-/// Number of photos in a block. The photos of a block share the same random gallery points.
+/// Number of photos in a block. All photos of a block use the same random gallery points.
 pub const BLOCK_PHOTOS: u64 = 4096;
 
 /// Number of gallery points that are drawn for each block, as candidates for look-alikes.

@@ -42,9 +42,9 @@ pub(super) fn log(
         );
     }
     if let Some(seconds) = seconds.filter(|_| steps_left > 0) {
-        match training_time("at least", seconds, steps_left) {
+        match training_time("at least about", seconds, steps_left) {
             (text, true) => tracing::warn!("{text}"),
-            (text, false) => tracing::info!("{text}, by the speed of matrix products on this device"),
+            (text, false) => tracing::info!("{text}, by the speed of matrix products"),
         }
     }
 }

@@ -61,7 +61,7 @@ fn simulated_bytes_depend_only_on_the_seed() {
     assert_eq!(
         (error.exit_code(), bytes_of(&out) == want),
         (ExitCode::Exists, true),
-        "the existing folder was changed, or wrong exit code of: {error}"
+        "the existing folder was changed, or wrong exit code for: {error}"
     );
     simulate(&Simulation { overwrite: true, ..simulation(5) }, &out).expect("the folder may be replaced");
     assert!(bytes_of(&out) != want);
@@ -86,7 +86,11 @@ fn gallery_embeddings_are_cached_and_a_damaged_cache_is_not_used() {
     let mut whole = GalleryEmbeddings::open(&geoclip, &embedder);
     whole.complete(&embedder, |_| ()).expect("the places are valid");
     for (index, alone) in few.iter().zip(&alone) {
-        assert_eq!(whole.embedding(*index), &alone[..], "gallery point {index} has other bits if it is embedded alone");
+        assert_eq!(
+            whole.embedding(*index),
+            &alone[..],
+            "the embedding of gallery point {index} differs if it is embedded alone"
+        );
     }
     let cache = scratch.path().join("gallery-cpu.f32");
     let kept = GalleryEmbeddings::open(&geoclip, &embedder);
@@ -289,7 +293,7 @@ fn coordinate_files_are_read_and_errors_name_file_and_row() {
         );
     }
     let error = run(scratch.path().join("none.csv"), None).expect_err("the file does not exist");
-    assert_eq!(error.exit_code(), ExitCode::Io, "wrong exit code of: {error}");
+    assert_eq!(error.exit_code(), ExitCode::Io, "wrong exit code for: {error}");
     let missing = Simulation { geoclip: scratch.path().join("nowhere"), ..simulation(1) };
     let error = simulate(&missing, &scratch.path().join("never")).expect_err("the folder has no weights");
     assert!(

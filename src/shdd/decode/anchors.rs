@@ -112,9 +112,9 @@ pub struct Anchors {
 
 /// The least number of grid points with which refinement reliably reaches the mode: 4 (L+1)².
 ///
-/// The score of a clean code peaks at the place that it encodes. At an angle from that place, the score is about
-/// 2·J₁(x)/x times the peak, with x = (L+1)·angle. The main lobe ends at x = 3.8, and side lobes reach 0.064 of the
-/// peak. The Hessian is negative definite up to x = 2.3.
+/// The score of a clean code peaks at the place that it encodes. At an angular distance θ from that place, the score is
+/// about 2·J₁(x)/x times the peak, where x = (L+1)·θ. The main lobe ends at x = 3.8, and positive side lobes reach 0.064
+/// of the peak. The Hessian is negative definite up to x = 2.3.
 ///
 /// On a Fibonacci grid of 4 (L+1)² points, every place has a grid point within x = 1.4, where the score is still 0.77
 /// of the peak. With `eval.refine`, the configuration does not accept fewer points for `eval.grid_points`.

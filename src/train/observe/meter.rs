@@ -1,6 +1,6 @@
 //! Utilisation of the device: FLOP/s, their share of the peak rate, and memory.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use tch::{Device, Kind, TchError, Tensor};
@@ -31,8 +31,12 @@ const PEAKS_TFLOPS: [(&str, Option<f64>, f64); 15] = [
 ];
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Number of matrix products that are timed before training. The fastest counts.
-const PRODUCTS: usize = 10;
+/// Number of matrix products in a series that is timed before training.
+const PRODUCTS: u32 = 4;
+/// Number of such series, unless they take longer than [`PATIENCE`].
+const SERIES_MAX: u32 = 5;
+/// How long the other ranks may wait for these series.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Measures the utilisation of one rank's device.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,21 +68,26 @@ impl Meter {
         Self { device, kind, step_flops, peak_flops: peak.map(|tflops| tflops * 1e12) }
     }
 
-    /// A lower bound of the seconds that `steps` steps take: the time of their matrix products at the speed of one large
-    /// product on this device.
+    /// About the least number of seconds that `steps` steps can take: the time of their matrix products at the speed of
+    /// large products on this device.
     pub(in crate::train) fn seconds_min(&self, steps: u64) -> Result<f64, TchError> {
         let size: i64 = if self.device.is_cuda() { 4096 } else { 512 };
         let factor = Tensor::f_ones([size, size], (self.kind, self.device))?;
-        let time = || {
+        let (begun, mut seconds) = (Instant::now(), f64::MAX);
+        // The first products are slower than the others, and so are products that share their core with another
+        // process. The fastest series counts.
+        for series in 0..SERIES_MAX {
+            if series > 1 && begun.elapsed() > PATIENCE {
+                break;
+            }
             let begun = Instant::now();
-            // Reading the sum waits for the device.
-            factor.f_matmul(&factor)?.f_sum(Kind::Float)?.f_double_value(&[])?;
-            Ok::<f64, TchError>(begun.elapsed().as_secs_f64())
-        };
-        // The first product is slower than the others, and so is one that shares its core with another process.
-        let mut seconds = f64::MAX;
-        for _ in 0..PRODUCTS {
-            seconds = seconds.min(time()?);
+            let mut product = factor.f_matmul(&factor)?;
+            for _ in 1..PRODUCTS {
+                product = factor.f_matmul(&factor)?;
+            }
+            // Reading a number waits for the device.
+            product.f_select(0, 0)?.f_select(0, 0)?.f_double_value(&[])?;
+            seconds = seconds.min(begun.elapsed().as_secs_f64() / f64::from(PRODUCTS));
         }
         Ok(self.step_flops * steps as f64 * seconds / (2.0 * (size as f64).powi(3)))
     }

@@ -34,7 +34,7 @@ fn same_command_after_ctrl_c_resumes_the_run_and_new_starts_another() {
     let stage = stage();
     let line = format!("{SMALL} train");
     let mut launcher = stage
-        .command(&format!("{line} --inject slow@rank=0,step=1,ms=300"))
+        .command(&format!("{line} --inject slow@rank=0,step=1,ms=600"))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

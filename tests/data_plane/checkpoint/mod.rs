@@ -185,7 +185,7 @@ fn fail_everywhere(fault: Fault) {
             assert_eq!(
                 error.exit_code(),
                 ExitCode::Io,
-                "{fault:?} at operation {operation}: wrong exit code of {error:?}"
+                "{fault:?} at operation {operation}: wrong exit code for {error:?}"
             );
         }
         let run = open(home.path(), Files::real()).expect("the run folder can be opened again");

@@ -45,7 +45,7 @@ fn flip_bit(folder: &Path) {
 #[track_caller]
 fn assert_data_changed<T>(result: Result<T, ShardsError>) {
     let error = result.err().expect("the result is not an error");
-    assert_eq!(error.exit_code(), ExitCode::DataChanged, "wrong exit code of: {error}");
+    assert_eq!(error.exit_code(), ExitCode::DataChanged, "wrong exit code for: {error}");
     let message = "part-00001.parquet: row group 0: column `embedding_1`: the data has changed";
     assert!(error.to_string().contains(message), "wrong error: {error}");
 }
@@ -129,7 +129,7 @@ fn bad_rows_are_found_before_the_first_step_and_left_out_of_statistics() {
     fs::write(&path, bytes).expect("the file can be written");
     let dataset = open(&folder);
     let error = Survey::begin(&dataset, &ShardsConfig::default()).expect_err("view 1 has NaN");
-    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code for: {error}");
     assert!(
         error.to_string().contains("row group 0: column `embedding_1`: row 9: number 5 is NaN"),
         "wrong error: {error}"

@@ -132,7 +132,7 @@ fn absurd_width_is_refused() {
         fs::write(path, lying).expect("the file can be written");
     }
     let error = open(&folder, OnBadRows::Error).err().expect("the width was accepted");
-    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code for: {error}");
     assert!(error.to_string().contains("embeddings of width 2097152, wanted at most 1048576"), "wrong error: {error}");
 }
 
@@ -179,7 +179,7 @@ fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     // and determines the width.
     write_ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
     let error = open(&path, OnBadRows::Error).err().expect("the ragged lists were accepted");
-    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code for: {error}");
     let dataset = open(&path, OnBadRows::Skip).expect("the shards are valid");
     assert_eq!((dataset.width(), dataset.block_rows()), (8, &[1, 2, 4][..]));
     let mask = Mask::scan(&dataset, 1).expect("the blocks can be read");

@@ -197,7 +197,7 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
             assert!(text.contains("another batch was requested after the error"), "wrong error: {text}");
         }
         for (made, error) in &failures {
-            assert_eq!(error.exit_code(), ExitCode::Corrupt, "wrong exit code of: {error}");
+            assert_eq!(error.exit_code(), ExitCode::Corrupt, "wrong exit code for: {error}");
             for part in ["part-00001.parquet: row group 0: column `embedding", "the file is damaged"] {
                 assert!(error.to_string().contains(part), "{part:?} is missing in: {error}");
             }

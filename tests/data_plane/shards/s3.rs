@@ -374,7 +374,7 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     let fails = |location: &str, options: &S3Options, wanted: &[&str], code: ExitCode| {
         let (text, got) = failure(&stage, location, options);
         assert!(wanted.iter().all(|part| text.contains(part)), "a part of {wanted:?} is missing in: {text}");
-        assert_eq!(got, code, "wrong exit code of: {text}");
+        assert_eq!(got, code, "wrong exit code for: {text}");
     };
     fails("s3://bucket/nowhere", &quick, &["s3://bucket/nowhere", "neither an object nor a folder"], ExitCode::NoData);
     fails("s3://bucket/ours/x.parquet", &quick, &["ours/x.parquet"], ExitCode::NoData);
@@ -457,7 +457,7 @@ fn dataset_from_an_index_requests_only_rows() {
         damaged[bytes.len() / 2] ^= 1;
         for wrong in [&damaged[..], &bytes[..bytes.len() - 1], b""] {
             let error = DatasetIndex::from_bytes(wrong).expect_err("the index is damaged");
-            assert_eq!(error.exit_code(), ExitCode::Corrupt, "wrong exit code of: {error}");
+            assert_eq!(error.exit_code(), ExitCode::Corrupt, "wrong exit code for: {error}");
         }
         let local = DatasetIndex::read(&stage.server.path(key).display().to_string(), &stage.config())
             .expect("the shards are valid");

@@ -19,8 +19,8 @@ pub fn grid_points_min(degree: u32) -> u32 {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregator {
-    /// The sample whose neighbours have the largest total weight. The weight of a neighbour is the density there, as
-    /// the network predicts it from the image alone, before sampling.
+    /// The sample with the most neighbours. A neighbour counts more where the network predicts a higher density from
+    /// the image alone, before sampling.
     PosteriorMedoid,
     /// The sample with the most neighbours, where all neighbours have the same weight.
     KernelMedoid,

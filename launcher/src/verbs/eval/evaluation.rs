@@ -29,7 +29,7 @@ use crate::verbs::restarts::try_again;
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Width of the tables in `report.txt`, in columns.
+/// Width of the tables in `report.txt` and `tuned.toml`, in columns.
 const REPORT_WIDTH: usize = 120;
 
 /// Number of folds of the cross-validation, which checks the choice of settings. Each fold holds the photos of one part

@@ -76,7 +76,7 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
     let tuned = config::load(&layers)?;
     output.print(&format!("settings:\n  {}", path.display()));
     for line in text.lines().take(2).filter_map(|line| line.strip_prefix("# ")) {
-        output.print(&format!("  {}", wrapped(line, 2, width() - 2)));
+        output.print(&format!("  {}", wrapped(line, 4, width() - 2)));
     }
     Ok(tuned)
 }
