@@ -23,7 +23,12 @@ pub fn training_time(qualifier: &str, seconds: f64, steps: u64) -> (String, bool
 
 /// Up to three of the `known` names that resemble `name`, the most similar first.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let similarity = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &name.to_lowercase());
+    let name = name.to_lowercase();
+    let similarity = |known: &str| {
+        let known = known.to_lowercase();
+        // An abbreviation, such as `val` for `validation`, is closer than any other name.
+        if !name.is_empty() && known.starts_with(&name) { 1.0 } else { strsim::jaro_winkler(&known, &name) }
+    };
     let mut found: Vec<(f64, &str)> = known.into_iter().map(|known| (similarity(known), known)).collect();
     found.retain(|(similarity, _)| *similarity > 0.7);
     found.sort_by(|left, right| right.0.total_cmp(&left.0));
@@ -43,6 +48,7 @@ mod tests {
     #[test]
     fn similar_names_are_found_in_order() {
         assert_eq!(nearest("frist", ["second", "first", "firsts"]), ["first", "firsts"]);
+        assert_eq!(nearest("val", ["tail", "validation"])[0], "validation");
         assert!(nearest("abc", ["xyz"]).is_empty());
     }
 }

@@ -15,9 +15,11 @@ mod shards;
 mod status;
 mod train;
 
+use std::path::Path;
+
 use anyhow::Context as _;
 use clap::CommandFactory;
-use locdiff_core::config::{self, DeviceKind, Resolved, RunConfig, SuperviseConfig};
+use locdiff_core::config::{self, DeviceKind, Layer, Resolved, RunConfig, SuperviseConfig};
 use locdiff_core::protocol::{CollectiveRow, Hello, Job, Probed, SelfCheck, TypedResult};
 use serde_json::{Value, json};
 
@@ -26,6 +28,7 @@ use crate::error::{LaunchError, refuse};
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
+use crate::run_folder::{CONFIG, is_run};
 use crate::supervisor::{Echo, GangResult, Silence, Supervisor};
 use restarts::try_again;
 
@@ -69,6 +72,20 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
 /// Resolves the configuration from presets, files and flags.
 pub(crate) fn resolve(global: &Global) -> Result<Resolved, LaunchError> {
     Ok(config::load(&global.layers(default_preset(global, &gpus::inventory())))?)
+}
+
+/// Like [`resolve`], but if the flags name an existing run and `--config` is not given, the run's own configuration is
+/// the base. In this case, the run stays in the folder where it was found, even if the folder was moved.
+pub(crate) fn resolve_with_run(global: &Global) -> Result<Resolved, LaunchError> {
+    let checkpoint = resolve_for(global, &["checkpoint"])?.config.checkpoint;
+    let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
+    if !global.config.is_empty() || checkpoint.run.is_empty() || !is_run(&folder) {
+        return resolve(global);
+    }
+    let mut resolved = config::load(&global.layers_over(Layer::File(folder.join(CONFIG))))?;
+    resolved.config.checkpoint.dir = checkpoint.dir;
+    resolved.config.checkpoint.run = checkpoint.run;
+    Ok(resolved)
 }
 
 /// Like [`resolve`], but checks only the values in `sections`.
@@ -149,7 +166,7 @@ fn show_config(verb: &ConfigVerb, global: &Global, output: Output) -> anyhow::Re
         output.print(&if *markdown { config::markdown() } else { serde_json::to_string_pretty(&schema)? });
         return Ok(schema);
     }
-    let resolved = resolve(global)?;
+    let resolved = resolve_with_run(global)?;
     match verb {
         ConfigVerb::Check => output.print("the configuration is valid"),
         _ => output.print(&config::show(&resolved)),

@@ -47,7 +47,7 @@ struct Check {
 /// Runs all checks. If training cannot start because checks have failed, the error names these checks.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
-    let resolved = super::resolve(global)?;
+    let resolved = super::resolve_with_run(global)?;
     let config = &resolved.config;
     let data = DataReport::new(config, global.config.is_empty() && global.set.is_empty());
     let machine = [

@@ -12,13 +12,14 @@ mod record;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use locdiff_core::config::{self, Layer, Resolved, RunConfig, ValueOrigin};
+use locdiff_core::config::{Resolved, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{
     FaultKind, InjectedFault, Job, PartsWritten, TimeBefore, ToLauncher, TrainJob, TrainSummary,
 };
 use locdiff_core::pulse::Beat;
+use locdiff_core::text::nearest;
 use serde_json::{Value, json};
 
 use super::eval::{self, Evaluation};
@@ -30,7 +31,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
-    CONFIG, Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, is_run, new_run_name,
+    Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, is_run, new_run_name, runs,
     unfinished_run, whole_checkpoint,
 };
 use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
@@ -44,35 +45,51 @@ pub(super) use record::quoted;
 /// Runs `train`.
 pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     hold_signals()?;
-    let resolved = resolve(global, is_new)?;
+    let resolved = super::resolve_with_run(global)?;
+    if is_new {
+        refuse_existing(&resolved)?;
+    }
+    warn_of_mixed_data(&resolved);
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
     let run = RunChoice { prefix: run_name_prefix(global, &resolved), is_new };
     run_resolved(&resolved, &world, faults, &run, output)
 }
 
-/// Resolves the configuration. If `--run` names an existing run and `--config` is not given, the run's own configuration
-/// is the base. In this case, training continues in the folder where the run was found, even if the folder was moved.
-fn resolve(global: &Global, is_new: bool) -> Result<Resolved, LaunchError> {
-    let checkpoint = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
+/// Fails if `--new` is given together with the name of an existing run.
+fn refuse_existing(resolved: &Resolved) -> Result<(), LaunchError> {
+    let checkpoint = &resolved.config.checkpoint;
     let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
-    if checkpoint.run.is_empty() || !is_run(&folder) {
-        return super::resolve(global);
-    }
-    if is_new {
+    if !checkpoint.run.is_empty() && is_run(&folder) {
         refuse!(
             Exists,
             "--new: the run {} exists; give another name, or leave out --new to resume it",
             folder.display()
         );
     }
-    if !global.config.is_empty() {
-        return super::resolve(global);
+    Ok(())
+}
+
+/// Warns if the training data was chosen, but the validation or test data that the training uses is still that of a
+/// preset.
+fn warn_of_mixed_data(resolved: &Resolved) {
+    let preset = |key: &str| match resolved.origin(key) {
+        ValueOrigin::Line { source, .. } if source.starts_with("preset ") => Some(source.clone()),
+        _ => None,
+    };
+    let config = &resolved.config;
+    let others = [
+        ("shards.validation", &config.shards.validation, config.eval.every > 0 || config.eval.after_train),
+        ("shards.test", &config.shards.test, config.eval.after_train),
+    ];
+    if preset("shards.train").is_some() {
+        return;
     }
-    let mut resolved = config::load(&global.layers_over(Layer::File(folder.join(CONFIG))))?;
-    resolved.config.checkpoint.dir = checkpoint.dir;
-    resolved.config.checkpoint.run = checkpoint.run;
-    Ok(resolved)
+    for (key, value, is_used) in others {
+        if let Some(source) = preset(key).filter(|_| is_used && !value.is_empty()) {
+            tracing::warn!("{key} is {value}, the value of the {source}, but shards.train is not; set {key} too");
+        }
+    }
 }
 
 /// Which run to train if `checkpoint.run` does not name one.
@@ -103,6 +120,16 @@ impl RunChoice {
     }
 }
 
+/// A note about runs whose names resemble `name`, which may be misspelt. The note is empty if there are none, or if
+/// `name` is empty.
+fn similar_runs(dir: &Path, name: &str) -> Result<String, LaunchError> {
+    let others: Vec<String> =
+        runs(dir)?.iter().filter_map(|run| Some(run.file_name()?.to_string_lossy().into_owned())).collect();
+    let similar = nearest(name, others.iter().map(String::as_str).filter(|other| *other != name));
+    let is_noted = !name.is_empty() && !similar.is_empty();
+    Ok(if is_noted { format!("; runs with similar names: {}", similar.join(", ")) } else { String::new() })
+}
+
 /// Trains with a resolved configuration.
 pub(super) fn run_resolved(
     resolved: &Resolved,
@@ -121,7 +148,11 @@ pub(super) fn run_resolved(
     let mut supervisor = Supervisor::new()?;
     let name = choice.name(config)?;
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
-    tracing::info!("run {}{}", opened.folder.path().display(), if opened.is_new { "" } else { " (existing)" });
+    let folder = opened.folder.path().display();
+    match opened.is_new {
+        true => tracing::info!("new run {folder}{}", similar_runs(dir, &config.checkpoint.run)?),
+        false => tracing::info!("run {folder} (existing)"),
+    }
     opened.changes.iter().for_each(|line| tracing::info!("{line}"));
     let mut faults = Vec::new();
     for injection in injections {

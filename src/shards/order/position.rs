@@ -64,7 +64,11 @@ impl Bookmark {
         if now == self.fingerprint {
             return Ok(());
         }
-        let reason = format!("its fingerprint is {now}, wanted {}", self.fingerprint);
+        let reason = format!(
+            "its fingerprint is {now}, wanted {}; restore the data that the run began with, or train on this data in a \
+             new run (`--run NAME`)",
+            self.fingerprint
+        );
         Err(ShardsError::Changed { location: location.to_owned(), reason })
     }
 }

@@ -132,8 +132,9 @@ fn run_is_extended_with_its_own_configuration_listed_and_exported() {
     assert!(row.starts_with("mine") && row.contains("10 of 10") && row.contains("ended"), "{row}");
 
     // The newest run has no checkpoint, so it is not the one to export or evaluate.
-    let line = format!("{SMALL} --run empty --max-restarts 0 train --inject exit@rank=0,step=1,code=3");
-    stage.run(&line).exits_with(ExitCode::WorkerFailed);
+    let line = format!("{SMALL} --run mines --max-restarts 0 train --inject exit@rank=0,step=1,code=3");
+    let ran = stage.run(&line);
+    ran.exits_with(ExitCode::WorkerFailed).stderr_has("new run checkpoints/mines; runs with similar names: mine");
     stage.run("checkpoint export --out weights.safetensors").exits_with(ExitCode::Success);
     assert!(stage.path().join("weights.safetensors").exists());
     let ran = stage.run("checkpoint export --out none/weights.safetensors");
@@ -145,8 +146,16 @@ fn run_is_extended_with_its_own_configuration_listed_and_exported() {
     assert!(checkpoint.as_str().is_some_and(|path| path.ends_with("mine/step-00000008")), "{checkpoint}");
     let ran = stage.run("--device cpu --set eval.checkpoint=9 eval");
     ran.exits_with(ExitCode::NoData).stderr_has("no checkpoint of step 9").stderr_has("steps with a checkpoint: 2, ");
+    let ran = stage.run("--run mine config show");
+    assert!(ran.stdout.contains("train = \"shards/small\""), "not the configuration of the run: {}", ran.stdout);
+    small_shards::build(&stage, "other", 500..628, 1, false);
+    let ran = stage.run("--device cpu --run mine --set shards.train=shards/other --set train.steps=12 train");
+    ran.exits_with(ExitCode::DataChanged).stderr_has("train on this data in a new run (`--run NAME`)");
+    let ran = stage.run("--device cpu --set shards.train=shards/small train");
+    let warning = "shards.validation is shards/demo/validation, the value of the preset demo, but shards.train is not";
+    ran.exits_with(ExitCode::NoData).stderr_has(warning);
     let ran = stage.run("--device cpu --run mien eval");
-    ran.exits_with(ExitCode::NoData).stderr_has("no run `mien` in checkpoints; did you mean mine?");
+    ran.exits_with(ExitCode::NoData).stderr_has("no run `mien` in checkpoints; did you mean mine or mines?");
 }
 
 #[test]
