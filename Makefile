@@ -56,7 +56,8 @@ test: CUDA_LINK = $(if $(LIBTORCH)$(filter cuda,$(VARIANT)),,yes)
 test: tools ## run all checks: format, lints, docs, audit, tests, linking the CUDA variant
 	@$(ENVIRONMENT) $(PYTHON) -B setup/run_tests.py $(if $(CUDA_LINK),--libtorch link --cuda-link)
 
-bench: build ## build, then time collective operations
+bench: build ## build, then compare the speed with PyTorch, and time collective operations
+	$(PYTHON) -B tests/bench/speed.py '$(LAUNCH)' --device $(if $(filter cuda,$(VARIANT)),cuda,cpu)
 	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) bench collectives
 
 doc: setup ## build the API documentation

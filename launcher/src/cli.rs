@@ -256,14 +256,19 @@ pub enum CheckpointVerb {
 /// Verbs of `bench`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchVerb {
-    /// Benchmark training steps (not implemented yet).
-    #[command(hide = true)]
-    Train,
-    /// Benchmark sampling (not implemented yet).
-    #[command(hide = true)]
+    /// Benchmark training steps on random rows.
+    Train {
+        /// Number of steps to time.
+        #[arg(long, value_name = "N", default_value_t = 200, value_parser = number::<u32>(1, U32_MAX))]
+        steps: u32,
+        /// Also time a training on shards.train.
+        #[arg(long)]
+        end_to_end: bool,
+    },
+    /// Benchmark the location of images: sampling, decoding and aggregation.
     Sample {
         /// Number of images.
-        #[arg(long, value_name = "N", default_value_t = 512, value_parser = number::<u32>(0, U32_MAX))]
+        #[arg(long, value_name = "N", default_value_t = 512, value_parser = number::<u32>(1, U32_MAX))]
         images: u32,
     },
     /// Benchmark reading shards on one core, compared with pyarrow.

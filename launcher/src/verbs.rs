@@ -1,6 +1,7 @@
 //! Runs the verb of the command line. Each verb has one function, and most verbs have a module.
 
 mod bench_shdd;
+mod bench_speed;
 mod checkpoint;
 mod demo;
 mod doctor;
@@ -55,8 +56,8 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Bench(BenchVerb::Collectives { max_bytes }) => bench_collectives(global, *max_bytes, output),
         Verb::Bench(BenchVerb::Shards { python }) => shards::bench(python.clone(), global, output),
         Verb::Bench(BenchVerb::Shdd) => bench_shdd::run(global, output),
-        Verb::Bench(BenchVerb::Train) => not_yet("bench train", global),
-        Verb::Bench(BenchVerb::Sample { .. }) => not_yet("bench sample", global),
+        Verb::Bench(BenchVerb::Train { steps, end_to_end }) => bench_speed::train(*steps, *end_to_end, global, output),
+        Verb::Bench(BenchVerb::Sample { images }) => bench_speed::sample(*images, global, output),
         Verb::Eval(request) => eval::run(request, global, output),
         Verb::Train { new, inject } => train::run(inject, *new, global, output),
         Verb::Shards(verb) => shards::run(verb, global, output),

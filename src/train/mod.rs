@@ -10,15 +10,16 @@
 //! - `replicas`: finds ranks whose bits differ from those of their peers.
 //! - `schedule`: learning rate and decay of the weight average, as functions of the step.
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
-//! - `summary`: logs the sizes of the model and the data before the first step.
 //! - `quick`: evaluates the averaged weights on the validation rows during training.
 //! - `faults`: injects faults.
+//! - `bench`: times steps, for `bench train`.
 //! - `observe`: reports from rank 0 to TensorBoard and the launcher, with `meter` (speed and memory of the device),
-//!   `weights` (histograms) and `pictures` (maps of answers and densities).
+//!   `weights` (histograms), `pictures` (maps of answers and densities) and `summary` (sizes of the model and the data).
 //!
 //! Invariant: the state after step n is a function of the configuration, the data, the initial weights, the kind of
 //! device and the layout of workers. It does not depend on clocks or restarts.
 
+mod bench;
 mod codes;
 mod data;
 mod error;
@@ -31,9 +32,10 @@ mod run;
 mod saved;
 mod schedule;
 mod step;
-mod summary;
 mod work;
 
+pub use bench::bench;
+pub(crate) use bench::spread;
 pub use error::TrainError;
 pub use observe::{Launcher, SendMessage};
 pub use run::run;

@@ -2,6 +2,7 @@
 
 mod meter;
 mod pictures;
+pub(super) mod summary;
 mod weights;
 
 use std::collections::BTreeMap;

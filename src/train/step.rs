@@ -109,6 +109,11 @@ impl Trainer {
         })
     }
 
+    /// Number of nodes of the graph of a step; `None` if no step was recorded.
+    pub(super) fn graph_nodes(&self) -> Option<usize> {
+        self.recorded.as_ref().map(|recorded| recorded.graph.nodes())
+    }
+
     /// Runs step `step`, counted from 0, on this rank's slice of the global batch.
     pub(super) fn step(
         &mut self,

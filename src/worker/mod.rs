@@ -1,6 +1,7 @@
 //! The life cycle of a worker: it connects to the launcher, receives a job, runs the job, sends the result, and exits.
 
 mod bench_collectives;
+mod bench_sample;
 mod bench_shards;
 mod bench_shdd;
 mod control;
@@ -78,6 +79,11 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
         Job::Gallery(job) => eval::embed_gallery(&job, control, &slot)?.into(),
         Job::BenchShdd => bench_shdd::run(&slot)?.into(),
+        Job::BenchTrain(job) => {
+            let ranks = rendezvous::connect(control, &messages, &slot, &meeting)?;
+            train::bench(&job, &ranks).map_err(JobError::from)?.into()
+        }
+        Job::BenchSample(job) => bench_sample::run(&job, &slot)?.into(),
         Job::Perturbation { points } => perturbation::run(points, &slot)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
@@ -87,9 +93,14 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
 fn phase_of(job: &Job) -> WorkPhase {
     match job {
         Job::Shards(_) => WorkPhase::Data,
-        Job::Train(_) | Job::Probe | Job::SelfCheck | Job::BenchCollectives { .. } | Job::BenchShdd => WorkPhase::Step,
+        Job::Train(_)
+        | Job::Probe
+        | Job::SelfCheck
+        | Job::BenchCollectives { .. }
+        | Job::BenchShdd
+        | Job::BenchTrain(_) => WorkPhase::Step,
         Job::Export(_) => WorkPhase::Checkpoint,
-        Job::Eval(_) | Job::Gallery(_) | Job::Perturbation { .. } => WorkPhase::Evaluation,
+        Job::Eval(_) | Job::Gallery(_) | Job::Perturbation { .. } | Job::BenchSample(_) => WorkPhase::Evaluation,
     }
 }
 

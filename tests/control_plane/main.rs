@@ -1,6 +1,7 @@
 //! End-to-end tests of the launcher. They run the real binary and check its messages and exit codes. The worker is the
 //! real program, or a script that misbehaves as the test demands. `run_folder` also tests the library directly.
 
+mod bench;
 mod command_line;
 mod eval;
 mod first_hour;

@@ -1,6 +1,10 @@
 //! Results of the jobs that check or measure something.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
+
+use crate::config::RunConfig;
 
 /// Result of [`Job::Probe`](super::Job::Probe). The result is empty, because `Hello` contains all the information.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,4 +77,88 @@ pub struct PerturbationBlock {
     pub theory_km: f64,
     /// Number of points for which a second search, on a grid over the whole sphere, confirmed the mode.
     pub searched: u32,
+}
+
+/// What `bench train` measures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainBench {
+    /// The resolved configuration.
+    pub config: RunConfig,
+    /// Number of steps to time.
+    pub steps: u32,
+    /// Folder for the files of a training on `shards.train`. `None`: train only on random rows.
+    pub scratch: Option<PathBuf>,
+}
+
+/// The times of training steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepSpeed {
+    /// Median time of a step, milliseconds.
+    pub ms_per_step: f64,
+    /// Time that 10 % of the steps undercut, milliseconds.
+    pub ms_lo: f64,
+    /// Time that 10 % of the steps exceed, milliseconds.
+    pub ms_hi: f64,
+    /// Rows per second over all workers, from the median.
+    pub samples_per_s: f64,
+    /// Operations of the matrix products per second and worker, in TFLOP/s, from the median.
+    pub tflops: f64,
+    /// Fraction of the time that rank 0 spent waiting for data, 0 to 1.
+    pub data_wait: f64,
+}
+
+/// Result of [`Job::BenchTrain`](super::Job::BenchTrain).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainBenched {
+    /// How gradients are computed.
+    pub path: String,
+    /// Number of nodes of the CUDA graph of a step; `None` without a graph.
+    pub graph_nodes: Option<u64>,
+    /// Steps on random rows in the memory of the device.
+    pub memory: StepSpeed,
+    /// Training on `shards.train` with TensorBoard files; `None` if it was not asked for.
+    pub end_to_end: Option<StepSpeed>,
+    /// Largest amount of GPU memory that libtorch allocated, GiB; `None` on the CPU.
+    pub peak_gib: Option<f64>,
+    /// Speed limits of the device.
+    pub ceilings: Ceilings,
+}
+
+/// Speed limits of a device, measured in the same run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// Speed of one large matrix product in the number format of the network, TFLOP/s.
+    pub product_tflops: f64,
+    /// Bytes read and written per second by a copy within the memory of the device, GB/s.
+    pub memory_gb_per_s: f64,
+}
+
+/// What `bench sample` measures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleBench {
+    /// The resolved configuration.
+    pub config: RunConfig,
+    /// Number of images to locate.
+    pub images: u32,
+}
+
+/// Result of [`Job::BenchSample`](super::Job::BenchSample): times per image with sampling, decoding and aggregation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleBenched {
+    /// How a sampler step is computed.
+    pub path: String,
+    /// Mean time per image, seconds.
+    pub s_per_image: f64,
+    /// Median over blocks of images of the time per image, milliseconds.
+    pub ms_per_image: f64,
+    /// Time per image that 10 % of the blocks undercut, milliseconds.
+    pub ms_lo: f64,
+    /// Time per image that 10 % of the blocks exceed, milliseconds.
+    pub ms_hi: f64,
+    /// Time to prepare the network and the anchors, seconds. It is not part of the other times.
+    pub prepare_s: f64,
+    /// Number of places among which samples are decoded.
+    pub anchors: u64,
+    /// Largest amount of GPU memory that libtorch allocated, GiB; `None` on the CPU.
+    pub peak_gib: Option<f64>,
 }

@@ -31,7 +31,10 @@ pub use eval::{
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
-pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
+pub use measure::{
+    Ceilings, CollectiveRow, PerturbationBlock, Probed, SampleBench, SampleBenched, SelfCheck, ShddRow, StepSpeed,
+    TrainBench, TrainBenched,
+};
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
     GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize, ShardsBenched,
@@ -43,7 +46,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -126,6 +129,10 @@ pub enum Job {
     },
     /// Check and time spherical harmonics.
     BenchShdd,
+    /// Time training steps.
+    BenchTrain(Box<TrainBench>),
+    /// Time the location of images. Only one worker takes part.
+    BenchSample(Box<SampleBench>),
     /// Measure how far noise moves the mode of a code. The points are divided among the workers.
     Perturbation {
         /// Number of points per degree, over all workers.
@@ -151,6 +158,8 @@ impl Job {
             Self::SelfCheck => "self-check",
             Self::BenchCollectives { .. } => "bench collectives",
             Self::BenchShdd => "bench shdd",
+            Self::BenchTrain(_) => "bench train",
+            Self::BenchSample(_) => "bench sample",
             Self::Perturbation { .. } => "eval --suite perturbation",
             Self::Shards(job) => job.name(),
             Self::Train(_) => "train",

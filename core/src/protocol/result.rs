@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CollectiveRow, EvalSummary, Exported, GalleryEmbedded, GeoclipImported, Inspection, PerturbationBlock, Probed,
-    SelfCheck, ShardsBenched, ShardsMade, ShddRow, TrainSummary, TruthWritten, Verified,
+    SampleBenched, SelfCheck, ShardsBenched, ShardsMade, ShddRow, TrainBenched, TrainSummary, TruthWritten, Verified,
 };
 
 /// The result belongs to another job.
@@ -69,6 +69,8 @@ results! {
     BenchCollectives(Vec<CollectiveRow>) "bench collectives",
     BenchShdd(Vec<ShddRow>) "bench shdd",
     BenchShards(ShardsBenched) "bench shards",
+    BenchTrain(TrainBenched) "bench train",
+    BenchSample(SampleBenched) "bench sample",
     Perturbation(Vec<PerturbationBlock>) "eval --suite perturbation",
     ShardsMade(ShardsMade) "shards simulate or build",
     ShardsVerified(Verified) "shards verify",

@@ -29,7 +29,7 @@ pub fn partial_name(step: u64, attempt: u32) -> String {
 }
 
 /// Training, from the first step or from a checkpoint.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainJob {
     /// The resolved configuration of the run.
     pub config: RunConfig,

@@ -41,9 +41,18 @@ impl Batch {
     pub fn void(position: Position, slice: Range<u64>, width: u32) -> Result<Self, ShardsError> {
         let rows = (slice.end - slice.start) as usize;
         let embeddings = Tensor::f_full([rows as i64, i64::from(width)], f64::NAN, (Kind::Half, Device::Cpu))?;
-        let (latitudes, longitudes) = (vec![0.0; rows], vec![0.0; rows]);
+        Ok(Self::of(embeddings, [vec![0.0; rows], vec![0.0; rows]], position, slice))
+    }
+
+    /// A batch of rows that do not come from shards. The coordinates are latitudes and longitudes.
+    pub fn of(
+        embeddings: Tensor,
+        [latitudes, longitudes]: [Vec<f64>; 2],
+        position: Position,
+        slice: Range<u64>,
+    ) -> Self {
         let (waited, spare) = (Duration::ZERO, TensorPool::new(None));
-        Ok(Self { embeddings, latitudes, longitudes, position, slice, waited, spare })
+        Self { embeddings, latitudes, longitudes, position, slice, waited, spare }
     }
 }
 

@@ -92,6 +92,11 @@ impl Meter {
         Ok(self.step_flops * steps as f64 * seconds / (2.0 * (size as f64).powi(3)))
     }
 
+    /// Floating-point operations of a step on one rank.
+    pub(in crate::train) fn step_flops(&self) -> f64 {
+        self.step_flops
+    }
+
     /// TensorBoard scalars for `steps` steps that took `seconds` seconds together.
     pub(in crate::train) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
         let flops = self.step_flops * steps as f64 / seconds;

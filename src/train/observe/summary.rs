@@ -3,15 +3,15 @@
 use locdiff_core::config::RunConfig;
 use locdiff_core::text::training_time;
 
-use super::data::TrainingData;
 use crate::comm::Communicator;
+use crate::train::data::TrainingData;
 
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
 
 /// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a lower bound of
 /// the time that the remaining `steps_left` steps take, if it is known.
-pub(super) fn log(
+pub(in crate::train) fn log(
     config: &RunConfig,
     data: &TrainingData,
     ranks: &Communicator,

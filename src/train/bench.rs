@@ -1,0 +1,168 @@
+//! `bench train`: times training steps on random rows in the memory of the device. If asked, it also times a training on
+//! `shards.train`, with everything that a training does besides its steps, except checkpoints and evaluations.
+//!
+//! The speed limits of the device are measured in the same run, so that the times can be compared on other machines.
+// Letters in tensor names: b rows of this rank, e width of an embedding.
+
+use std::time::Instant;
+
+use locdiff_core::geo::Place;
+use locdiff_core::protocol::{Ceilings, StepSpeed, ToLauncher, TrainBench, TrainBenched, TrainJob};
+use locdiff_core::pulse;
+use locdiff_core::random::{Philox, Stream};
+use tch::{Device, Kind, Tensor};
+
+use super::error::TrainError;
+use super::observe::{Launcher, Meter};
+use super::run::run;
+use super::step::{StepOptions, Trainer};
+use crate::comm::Communicator;
+use crate::native::cuda;
+use crate::native::random::{RandomTensors, RowDraw, Step};
+use crate::shards::{Batch, Position};
+use crate::shdd::points::uniform_points_of;
+
+/// Steps before the timed ones: eager steps, the recording of the graph, and a few replays.
+const WARM_UP: u32 = 20;
+/// Number of different batches. They take turns.
+const BATCHES: u64 = 4;
+/// Width of the random embeddings if `model.embedding_width` is "auto": that of GeoCLIP's.
+const WIDTH: u32 = 768;
+/// Number of repetitions of the product and of the copy that measure the speed limits. The fastest counts.
+const REPETITIONS: usize = 10;
+
+/// Times training. All ranks must call this function. Every rank returns its own times.
+pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, TrainError> {
+    let config = &job.config;
+    let device = ranks.world().device();
+    if let Device::Cuda(index) = device {
+        cuda::set_device(index)?;
+    }
+    let width = config.model.embedding_width.value().unwrap_or(WIDTH);
+    let mut trainer = Trainer::new(config, width, None, ranks)?;
+    let meter = Meter::new(config, &trainer, ranks);
+    let batches = (0..BATCHES).map(|index| batch(job, index, width, ranks)).collect::<Result<Vec<_>, _>>()?;
+    let mut times_ms = Vec::new();
+    for step in 0..u64::from(WARM_UP + job.steps) {
+        pulse::begin_step(step + 1);
+        let begun = Instant::now();
+        trainer.step(step, &batches[(step % BATCHES) as usize], &StepOptions::default())?;
+        times_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    let global_batch = f64::from(config.train.global_batch);
+    let memory = speed(times_ms.split_off(WARM_UP as usize), global_batch, meter.step_flops(), 0.0);
+    let peak_gib = match device {
+        Device::Cuda(index) => Some(cuda::memory(index)?.allocated_peak_bytes as f64 / (1_u64 << 30) as f64),
+        _ => None,
+    };
+    let (graph_nodes, kind) = (trainer.graph_nodes(), trainer.work.network.placement().compute_kind());
+    drop((trainer, batches));
+    Ok(TrainBenched {
+        path: "autograd".to_owned(),
+        graph_nodes: graph_nodes.map(|nodes| nodes as u64),
+        memory,
+        end_to_end: end_to_end(job, ranks, meter.step_flops())?,
+        peak_gib,
+        ceilings: ceilings(device, kind)?,
+    })
+}
+
+/// This rank's slice of a batch of random rows.
+fn batch(job: &TrainBench, index: u64, width: u32, ranks: &Communicator) -> Result<Batch, TrainError> {
+    let train = &job.config.train;
+    let rows = u64::from(train.global_batch / ranks.data().size());
+    let first_sample = rows * u64::from(ranks.data().rank());
+    let draw = RowDraw {
+        stream: Stream::Test(0),
+        step: Step::At(index),
+        first_sample,
+        samples: rows as usize,
+        elements: width as usize,
+    };
+    let image_be = Philox::new(train.seed).normal(ranks.world().device(), draw)?.f_to_kind(Kind::Half)?;
+    let points = uniform_points_of(Stream::Test(1), train.seed, index, first_sample, rows as usize)?;
+    let places: Vec<Place> = points.into_iter().map(Place::from).collect();
+    let coordinates = [
+        places.iter().map(|place| place.latitude().0).collect(),
+        places.iter().map(|place| place.longitude().0).collect(),
+    ];
+    let position = Position { seed: train.seed, epoch: 0, step: index, global_batch: train.global_batch };
+    Ok(Batch::of(image_be, coordinates, position, first_sample..first_sample + rows))
+}
+
+/// Times a training on `shards.train`. Returns `None` if `job` does not ask for it, or if this is not rank 0, which
+/// alone knows the times.
+fn end_to_end(job: &TrainBench, ranks: &Communicator, step_flops: f64) -> Result<Option<StepSpeed>, TrainError> {
+    let Some(run_dir) = &job.scratch else { return Ok(None) };
+    let mut config = job.config.clone();
+    config.train.steps = u64::from(WARM_UP + job.steps);
+    config.checkpoint.every = config.train.steps;
+    config.shards.validation = String::new();
+    let log_every = config.train.log_every;
+    let train = TrainJob { config, run_dir: run_dir.clone(), ..TrainJob::default() };
+    let mut reports = Vec::new();
+    let mut send = |message: ToLauncher| {
+        if let ToLauncher::Progress(progress) = message {
+            reports.push(progress);
+        }
+        Ok(())
+    };
+    run(&train, 0, ranks, Launcher { send: &mut send, next_fault: &mut || None })?;
+    let timed = reports.iter().filter(|report| report.step >= u64::from(WARM_UP) + log_every);
+    let global_batch = f64::from(job.config.train.global_batch);
+    let (times_ms, waits): (Vec<f64>, Vec<f64>) =
+        timed.map(|report| (1e3 * global_batch / report.samples_per_s, report.data_wait)).unzip();
+    if times_ms.is_empty() {
+        return Ok(None);
+    }
+    let data_wait = waits.iter().sum::<f64>() / waits.len() as f64;
+    Ok(Some(speed(times_ms, global_batch, step_flops, data_wait)))
+}
+
+fn speed(mut times_ms: Vec<f64>, global_batch: f64, step_flops: f64, data_wait: f64) -> StepSpeed {
+    let [ms_lo, ms_per_step, ms_hi] = spread(&mut times_ms);
+    StepSpeed {
+        ms_per_step,
+        ms_lo,
+        ms_hi,
+        samples_per_s: 1e3 * global_batch / ms_per_step,
+        tflops: step_flops / ms_per_step / 1e9,
+        data_wait,
+    }
+}
+
+/// The 10th percentile, the median and the 90th percentile. NaN if there are no values.
+pub(crate) fn spread(values: &mut [f64]) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1) as f64;
+    [0.1, 0.5, 0.9].map(|share| values.get((share * last).round() as usize).copied().unwrap_or(f64::NAN))
+}
+
+/// Measures the speed limits of a device for products of numbers of type `kind`.
+fn ceilings(device: Device, kind: Kind) -> Result<Ceilings, TrainError> {
+    let (size, bytes): (i64, i64) = if device.is_cuda() { (8192, 1 << 30) } else { (1024, 64 << 20) };
+    let factor = Tensor::f_ones([size, size], (kind, device))?;
+    let product = || Ok(factor.f_matmul(&factor)?);
+    let source = Tensor::f_zeros([bytes], (Kind::Uint8, device))?;
+    let mut target = source.f_empty_like()?;
+    let product_s = fastest(product)?;
+    let copy_s = fastest(|| {
+        target.f_copy_(&source)?;
+        Ok(target.f_narrow(0, 0, 1)?)
+    })?;
+    Ok(Ceilings {
+        product_tflops: 2.0 * (size as f64).powi(3) / product_s / 1e12,
+        memory_gb_per_s: 2.0 * bytes as f64 / copy_s / 1e9,
+    })
+}
+
+/// The shortest time of `work`, seconds. Reading a number of the result waits for the device.
+fn fastest(mut work: impl FnMut() -> Result<Tensor, TrainError>) -> Result<f64, TrainError> {
+    let mut shortest_s = f64::MAX;
+    for _ in 0..REPETITIONS {
+        let begun = Instant::now();
+        work()?.f_flatten(0, -1)?.f_narrow(0, 0, 1)?.f_to_kind(Kind::Float)?.f_double_value(&[0])?;
+        shortest_s = shortest_s.min(begun.elapsed().as_secs_f64());
+    }
+    Ok(shortest_s)
+}

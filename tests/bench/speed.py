@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Compares the speed of `locdiff-launch` with PyTorch, on one GPU or on the CPU, in one run.
+
+    python3 tests/bench/speed.py target/cuda/release/locdiff-launch
+
+For training and sampling, this script runs `bench train` or `bench sample` and every mode of `tests/bench/pytorch.py`
+with the same sizes, twice in turn. It prints the median times and how many times faster `locdiff-launch` is. If the
+interpreter has no torch, it runs `locdiff-launch` alone.
+"""
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+PEER = Path(__file__).with_name("pytorch.py")
+
+
+def last_json(command):
+    """Runs a command. Returns the JSON object on the last line of its output, or None if the command fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        print("failed: %s\n%s" % (" ".join(map(str, command)), done.stderr[-2000:]), file=sys.stderr)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def product(options, what, case):
+    command = [options.launcher, "--json", "--config", options.config, "--workers", "1", "--device", options.device]
+    if what == "train":
+        settings = {"model.degree": case["degree"], "train.global_batch": case["batch"], "loss.anchors": case["anchors"], "model.dropout": 0}
+        verb = ["bench", "train", "--steps", str(case["iterations"])]
+    else:
+        settings = {"model.degree": case["degree"], "eval.samples": case["samples"], "eval.sampler_steps": case["steps"]}
+        verb = ["bench", "sample", "--images", str(case["images"])]
+    for name, value in settings.items():
+        command += ["--set", "%s=%s" % (name, value)]
+    return last_json(command + verb)
+
+
+def peer(mode, what, case):
+    command = [sys.executable, PEER, what, "--mode", mode]
+    for name, value in case.items():
+        command += ["--" + name, str(value)]
+    return last_json(command)
+
+
+def compare(options, what, case, modes):
+    """Prints one table, and returns its numbers."""
+    field = {"train": "ms_per_step", "sample": "ms_per_image"}[what]
+    times = {}
+    for _ in range(options.rounds):
+        for name in ("locdiff-launch",) + modes:
+            found = product(options, what, case) if name == "locdiff-launch" else peer(name, what, case)
+            if found is not None:
+                times.setdefault(name, []).append(found)
+    print("%s, %s" % (what, ", ".join("%s %s" % pair for pair in case.items())))
+    medians = {name: statistics.median(run[field] for run in runs) for name, runs in times.items()}
+    for name, runs in times.items():
+        spread = "%.3f to %.3f" % (min(run["ms_lo"] for run in runs), max(run["ms_hi"] for run in runs))
+        ratio = "%.2f times" % (medians[name] / medians["locdiff-launch"]) if "locdiff-launch" in medians else ""
+        print("  %-16s %9.3f ms  (%s)  %s" % (name, medians[name], spread, ratio), flush=True)
+    return {"what": what, "case": case, "runs": times}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("launcher", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--modes", default="", help="modes of PyTorch, separated by commas; default: all that the device supports")
+    parser.add_argument("--out", type=Path, help="file for all numbers as JSON")
+    options = parser.parse_args()
+    options.launcher = options.launcher.resolve()
+    is_cuda = options.device == "cuda"
+    options.config = "l47" if is_cuda else "demo"
+    modes = tuple(options.modes.split(",")) if options.modes else ("eager", "compile", "reduce-overhead", "whole") if is_cuda else ("eager",)
+    if importlib.util.find_spec("torch") is None:
+        print("this Python has no torch, so there is nothing to compare with")
+        modes = ()
+    if is_cuda:
+        cases = [("train", {"degree": 47, "batch": batch, "anchors": 2048, "iterations": 200}) for batch in (512, 4096)]
+        cases += [("sample", {"degree": 47, "images": images, "samples": 16, "steps": steps}) for steps, images in ((20, 512), (200, 256))]
+    else:
+        cases = [("train", {"degree": 15, "batch": 512, "anchors": 512, "iterations": 50})]
+    found = [compare(options, what, case, modes) for what, case in cases]
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
