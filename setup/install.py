@@ -27,7 +27,7 @@ COMPLETIONS = {
     "zsh": "share/zsh/site-functions/_locdiff-launch",
     "fish": "share/fish/vendor_completions.d/locdiff-launch.fish",
 }
-# The launcher's help names OPERATIONS.md in this folder.
+# The launcher's help refers to OPERATIONS.md in this folder.
 DOCUMENTS = "share/doc/locdiff-launch/"
 DOCUMENT_SOURCES = {
     "README.md": "README.md",

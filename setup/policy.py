@@ -22,7 +22,7 @@ TOKEN = re.compile(r"\s*([()]|[A-Za-z0-9.+:-]+|/)")
 
 
 class PolicyError(Exception):
-    """The policy or a licence cannot be read."""
+    """The policy or a licence cannot be read, or the policy has an unsupported setting."""
 
 
 def load_toml(path):
@@ -145,7 +145,7 @@ def refusals_of(package, policy):
         yield "is banned by `bans.deny`"
     for dependency in package["dependencies"]:
         if dependency["req"] == "*" and not dependency.get("path"):
-            yield "accepts any version of %s; name a version" % dependency["name"]
+            yield "accepts any version of `%s`; name a version" % dependency["name"]
     if not package["license"]:
         yield "has no licence"
     elif not Licence(package["license"], policy["licenses"]["allow"]).is_allowed():

@@ -2,8 +2,8 @@
 """Installs the Python packages for the tests into `.tools/python/`, pinned by `python.lock`.
 
 The script may be killed at any moment. pip installs into a temporary folder. When pip has finished, the script writes the list of
-installed files and renames the folder. The packages are installed again if the lock or the Python version has changed, or if a file is
-missing or has another size.
+installed files and renames the folder. The packages are installed again if the lock file or the Python version has changed, or if a
+file is missing or has the wrong size.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def problem(target, wanted):
     try:
         found = json.loads((target / LIST).read_text())
         if found["for"] != wanted:
-            return "installed for another lock or another Python"
+            return "installed for another lock file or Python version"
         files = found["files"]
     except FileNotFoundError:
         return "not installed"
@@ -48,7 +48,7 @@ def problem(target, wanted):
         return "%s is damaged" % LIST
     now = sizes(target)
     wrong = sorted(name for name in files if now.get(name) != files[name])
-    return "%s is missing or has another size" % wrong[0] if wrong else None
+    return "%s is missing or has the wrong size" % wrong[0] if wrong else None
 
 
 def install(base, target, lock, wanted):

@@ -87,7 +87,7 @@ class AuditTest(unittest.TestCase):
         self.write_crate("project", dependencies='elsewhere = { git = "%s" }' % url)
         # Do not pass --offline, because cargo treats a local git repository as a network source.
         subprocess.run(["cargo", "generate-lockfile", "--quiet"], cwd=self.root, check=True)
-        self.assert_refused("elsewhere 0.1.0 comes from git+%s" % url, "project 0.1.0 accepts any version of elsewhere; name a version")
+        self.assert_refused("elsewhere 0.1.0 comes from git+%s" % url, "project 0.1.0 accepts any version of `elsewhere`; name a version")
 
     def test_other_registry_is_refused(self):
         package = {"name": "own", "version": "1.0.0", "license": "MIT", "dependencies": [], "source": "registry+https://example.org/index"}

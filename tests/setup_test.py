@@ -393,7 +393,7 @@ class PythonToolsTest(unittest.TestCase):
         self.assert_installed("1.0", "ready in")
         self.assert_installed("1.0")
         (self.python / "numbers_for_tests.py").write_text("VERS")
-        self.assert_installed("1.0", "numbers_for_tests.py is missing or has another size")
+        self.assert_installed("1.0", "numbers_for_tests.py is missing or has the wrong size")
         (self.python / "installed.json").write_text("[]")
         self.assert_installed("1.0", "installed.json is damaged")
         (self.python / "installed.json").unlink()
@@ -402,7 +402,7 @@ class PythonToolsTest(unittest.TestCase):
     def test_new_lock_replaces_the_old_version(self):
         self.assert_installed("1.0", "ready in")
         self.write_lock("1.1")
-        self.assert_installed("1.1", "another lock or another Python")
+        self.assert_installed("1.1", "another lock file or Python version")
         self.assertEqual(list(self.python.glob("*1.0*")), [])
 
     def test_package_that_is_not_in_the_lock_is_refused(self):

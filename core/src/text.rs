@@ -21,15 +21,17 @@ pub fn training_time(qualifier: &str, seconds: f64, steps: u64) -> (String, bool
     (format!("{qualifier} {} for {steps} steps{advice}", duration_text(seconds)), is_long)
 }
 
+/// How similar a known name is to `name`, ignoring case. If `name` abbreviates the known name, as `val` abbreviates
+/// `validation`, the similarity is above 1. Otherwise, it is between 0 and 1.
+pub(crate) fn similarity(known: &str, name: &str) -> f64 {
+    let (known, name) = (known.to_lowercase(), name.to_lowercase());
+    let prefix = if !name.is_empty() && known.starts_with(&name) { 1.0 } else { 0.0 };
+    prefix + strsim::jaro_winkler(&known, &name)
+}
+
 /// Up to three of the `known` names that resemble `name`, the most similar first.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let name = name.to_lowercase();
-    let similarity = |known: &str| {
-        let known = known.to_lowercase();
-        // An abbreviation, such as `val` for `validation`, is closer than any other name.
-        if !name.is_empty() && known.starts_with(&name) { 1.0 } else { strsim::jaro_winkler(&known, &name) }
-    };
-    let mut found: Vec<(f64, &str)> = known.into_iter().map(|known| (similarity(known), known)).collect();
+    let mut found: Vec<(f64, &str)> = known.into_iter().map(|known| (similarity(known, name), known)).collect();
     found.retain(|(similarity, _)| *similarity > 0.7);
     found.sort_by(|left, right| right.0.total_cmp(&left.0));
     found.into_iter().take(3).map(|(_, known)| known).collect()
@@ -48,7 +50,7 @@ mod tests {
     #[test]
     fn similar_names_are_found_in_order() {
         assert_eq!(nearest("frist", ["second", "first", "firsts"]), ["first", "firsts"]);
-        assert_eq!(nearest("val", ["tail", "validation"])[0], "validation");
+        assert_eq!(nearest("exp", ["hexp", "exp-long-name", "exp1"]), ["exp1", "exp-long-name", "hexp"]);
         assert!(nearest("abc", ["xyz"]).is_empty());
     }
 }

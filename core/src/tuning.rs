@@ -120,7 +120,7 @@ pub struct Choice {
     pub objective: f64,
     /// Accuracy of LocDiff-H with the chosen setting, on all rows.
     pub hybrid_percent: Vec<f64>,
-    /// Accuracy of LocDiff.
+    /// Accuracy of LocDiff alone.
     pub own_percent: Vec<f64>,
     /// Accuracy of retrieval alone.
     pub retrieval_percent: Vec<f64>,
@@ -261,7 +261,7 @@ fn check(
             return invalid(format!("row {at} has {got} errors, wanted one for each of {want} settings"));
         }
         if let Some(error) = errors_km(row).find(|error| !error.is_finite()) {
-            return invalid(format!("row {at} has an error of {error} km, wanted finite numbers"));
+            return invalid(format!("row {at} has an error of {error} km, wanted a finite number"));
         }
     }
     Ok(())

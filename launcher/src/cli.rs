@@ -209,10 +209,10 @@ pub enum ShardsVerb {
     Verify {
         /// Folder of shards.
         dir: PathBuf,
-        /// Replay the order of the rows for this many epochs.
+        /// Replay the order of training rows for this many epochs.
         #[arg(long, value_name = "E", value_parser = number::<u32>(0, U32_MAX))]
         epochs: Option<u32>,
-        /// Replay the order for each of these numbers of workers; default: 1.
+        /// Replay the order of training rows for each of these numbers of workers; default: 1.
         #[arg(long, value_name = "1,3,4", value_delimiter = ',', requires = "epochs")]
         #[arg(value_parser = number::<u32>(0, U32_MAX))]
         world_sizes: Vec<u32>,

@@ -175,7 +175,7 @@ fn workers_killed_by_the_launcher_are_not_causes() {
 fn pause_of_the_launcher_moves_the_deadline_of_the_start() {
     let mut gang = Coordinator::new(2, 7, *LIMITS, at(0));
     gang.step(hello(1), at(1));
-    assert!(gang.step(GangEvent::Tick, at(61)).is_empty(), "a stopped launcher blames its workers");
+    assert!(gang.step(GangEvent::Tick, at(61)).is_empty(), "a launcher that was stopped blames its workers");
     assert_eq!(gang.deadline(), Some(at(70)));
 }
 
@@ -325,7 +325,7 @@ fn stuck_worker_is_named_before_the_peers_that_waited_for_it() {
     for rank in 0..3 {
         end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(11));
     }
-    let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("failed") };
+    let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("the gang did not fail") };
     assert!(matches!(&causes[0], Cause::Stuck { worker, limit: None } if worker.rank == 1), "{causes:?}");
     assert_eq!(causes.len(), 3);
 }
@@ -353,7 +353,7 @@ fn exit_code_is_a_cause_while_the_gang_is_being_stopped() {
     assert_eq!(gang.step(GangEvent::Tick, at(3)), [Action::Kill]);
     end_process(&mut gang, 1, Exit::Code(101), at(3));
     end_process(&mut gang, 0, Exit::Code(14), at(3));
-    let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("failed") };
+    let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("the gang did not fail") };
     assert_eq!(causes[0], Cause::Died { rank: 1, exit: Exit::Code(101) });
 }
 

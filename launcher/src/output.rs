@@ -19,7 +19,7 @@ use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout}
 /// to wait for stdout until the text is written or a signal arrives, unless a signal has already stopped the command.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Time between two checks whether all text is written to stdout.
+/// Time between checks of whether all text has been written to stdout.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The output of this process, stored so that [`end_process`] can use it.

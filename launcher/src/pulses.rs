@@ -249,7 +249,7 @@ mod tests {
         for second in 3..=51 {
             pulses.beat(0, beat(WorkPhase::Rendezvous, 0, 1), at(second));
         }
-        assert_eq!(pulses.stuck(at(50)), None, "the limit has not passed");
+        assert_eq!(pulses.stuck(at(50)), None, "a worker counts as stuck before the limit has passed");
         assert_eq!(pulses.stuck(at(51)).map(|(worker, _)| worker.rank), Some(1));
     }
 

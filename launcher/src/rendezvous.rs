@@ -273,7 +273,7 @@ mod tests {
             world.check_divisible(&config).err().map(|error| error.to_string())
         };
         let same = |got: Option<String>, want: &str| assert_eq!(got.as_deref(), Some(want));
-        assert_eq!(refused(8, 4, &|_| ()), None, "4 divides all layer widths of degree 47");
+        assert_eq!(refused(8, 4, &|_| ()), None, "refused 4, which divides all layer widths at degree 47");
         same(
             refused(3, 1, &|_| ()),
             "train.global_batch: is 4096, which cannot be divided among 3 data-parallel ranks; wanted 4095 or 4098 \

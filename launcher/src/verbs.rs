@@ -16,11 +16,11 @@ mod shards;
 mod status;
 mod train;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::CommandFactory;
-use locdiff_core::config::{self, DeviceKind, Layer, Resolved, RunConfig, SuperviseConfig};
+use locdiff_core::config::{self, CheckpointConfig, DeviceKind, Layer, Resolved, RunConfig, SuperviseConfig};
 use locdiff_core::protocol::{CollectiveRow, Hello, Job, Probed, SelfCheck, TypedResult};
 use serde_json::{Value, json};
 
@@ -78,15 +78,20 @@ pub(crate) fn resolve(global: &Global) -> Result<Resolved, LaunchError> {
 /// Like [`resolve`], but if the flags name an existing run and `--config` is not given, the run's own configuration is
 /// the base. In this case, the run stays in the folder where it was found, even if the folder was moved.
 pub(crate) fn resolve_with_run(global: &Global) -> Result<Resolved, LaunchError> {
-    let checkpoint = resolve_for(global, &["checkpoint"])?.config.checkpoint;
-    let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
-    if !global.config.is_empty() || checkpoint.run.is_empty() || !is_run(&folder) {
-        return resolve(global);
+    let named = named_run_folder(global).filter(|(_, folder)| global.config.is_empty() && is_run(folder));
+    let Some((checkpoint, folder)) = named else { return resolve(global) };
+    let mut layers = global.layers_over(Layer::File(folder.join(CONFIG)));
+    for (key, value) in [("checkpoint.dir", checkpoint.dir), ("checkpoint.run", checkpoint.run)] {
+        layers.insert(1, Layer::Flag { flag: "--run", key, value: value.into() });
     }
-    let mut resolved = config::load(&global.layers_over(Layer::File(folder.join(CONFIG))))?;
-    resolved.config.checkpoint.dir = checkpoint.dir;
-    resolved.config.checkpoint.run = checkpoint.run;
-    Ok(resolved)
+    Ok(config::load(&layers)?)
+}
+
+/// The folder of the run that the flags name, which may not exist. `None` if they name no run, or if they are invalid.
+fn named_run_folder(global: &Global) -> Option<(CheckpointConfig, PathBuf)> {
+    let checkpoint = resolve_for(global, &["checkpoint"]).ok()?.config.checkpoint;
+    let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
+    (!checkpoint.run.is_empty()).then_some((checkpoint, folder))
 }
 
 /// Like [`resolve`], but checks only the values in `sections`.

@@ -18,7 +18,7 @@ pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
-/// The element types that are written and read.
+/// The supported element types.
 const KINDS: [Kind; 5] = [Kind::Double, Kind::Int64, Kind::Float, Kind::BFloat16, Kind::Half];
 
 /// One tensor of a file.

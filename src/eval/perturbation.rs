@@ -29,7 +29,7 @@ use tch::{Device, Kind, Tensor};
 use crate::shdd::decode::{Anchors, grid_points_min, in_parallel, refine};
 use crate::shdd::{Basis, uniform_points};
 
-/// The degrees to measure, one per row of the table.
+/// The degrees of the codes to measure. The table has one row for each degree.
 pub const DEGREES: [u32; 4] = [23, 47, 63, 95];
 /// Standard deviation of the noise. Its variance is 0.01.
 pub const SIGMA: f64 = 0.1;
@@ -123,7 +123,8 @@ fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Ve
     Ok(clean.into_iter().zip(noise).map(|(clean, noise)| clean + SIGMA * f64::from(noise)).collect())
 }
 
-/// Fails if a search over the whole sphere finds a different mode for any sampled point of `blocks`.
+/// Fails if, for any sampled point of `blocks`, a search over the whole sphere ends at another mode than the search from
+/// the true point.
 fn confirm_modes(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
     let samples: Vec<&ModePoint> = blocks.iter().flat_map(|block| &block.samples).collect();
     if samples.is_empty() {

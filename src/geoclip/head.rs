@@ -32,7 +32,7 @@ impl GeoclipHead {
         })
     }
 
-    /// Embeddings `[n, 512]` of CLIP features `[n, 768]`, not normalised.
+    /// The unnormalised embeddings `[n, 512]` of CLIP features `[n, 768]`.
     pub fn encode(&self, features: &Tensor) -> Result<Tensor, GeoclipError> {
         tch::no_grad(|| self.second.forward(&self.first.forward(features)?.f_relu_()?))
     }

@@ -18,7 +18,7 @@ use crate::shards::{
 const SAMPLE_ROWS: usize = 256;
 const SAMPLE_BLOCKS: usize = 4;
 
-/// With fewer photos, features of another encoder could have a low place rank by chance.
+/// With fewer photos, features that are not from CLIP could have a low place rank by chance.
 const RANKED_ROWS_MIN: usize = 16;
 
 /// Bytes that a gallery needs per point, in addition to the embedding.
@@ -52,7 +52,7 @@ pub fn data_facts(
     Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length, place_rank: None })
 }
 
-/// Some photos of a data set.
+/// A sample of the photos in a data set.
 struct PhotoSample {
     /// Embeddings of view 0, f32.
     embeddings_re: Tensor,
@@ -89,8 +89,8 @@ impl PhotoSample {
         Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
     }
 
-    /// See [`DataFacts::place_rank`]. Places that GeoCLIP cannot tell apart share the mean of their ranks. `None` if there
-    /// are too few photos to tell a rank from chance.
+    /// See [`DataFacts::place_rank`]. Places that GeoCLIP cannot tell apart share the mean of their ranks. `None` if
+    /// there are too few photos to tell a rank from chance.
     fn place_rank(&self, geoclip: &Geoclip) -> Result<Option<f64>, InferError> {
         if self.places.len() < RANKED_ROWS_MIN {
             return Ok(None);
@@ -133,8 +133,8 @@ fn place_rank(
 }
 
 /// The head to use with the data at `location`: the configured head or, if this is "auto", a head that fits the data.
-/// The choice depends only on the data and on GeoCLIP's weights, so all workers make the same choice. If `is_logging` is
-/// true, the choice is logged, or a warning if the configured head does not recognise the places of the photos.
+/// The choice depends only on the data and on GeoCLIP's weights, so all workers make the same choice. If `is_logging`
+/// is true, the choice is logged, or a warning if the configured head does not recognise the places of the photos.
 pub fn chosen_head(
     config: &RetrievalConfig,
     shards: &ShardsConfig,
@@ -153,7 +153,7 @@ pub fn chosen_head(
     }
     if !is_auto {
         if let Some(reason) = facts.foreign_to_geoclip() {
-            tracing::warn!("{reason}; for features of another encoder, use `--set retrieval.head=knn`");
+            tracing::warn!("{reason}; if the features are not from CLIP ViT-L/14, use `--set retrieval.head=knn`");
         }
         return Ok(config.head);
     }

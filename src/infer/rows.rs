@@ -127,7 +127,7 @@ impl ImageRows {
         bound(rank)..bound(rank + 1)
     }
 
-    /// Reads the rows with indices in `share`, block by block.
+    /// Reads the usable rows with indices in `share`, block by block.
     pub fn blocks(&self, share: Range<u64>) -> impl Iterator<Item = Result<ImageBlock, InferError>> + '_ {
         let (first, end) = (share.start, share.end);
         let holds_some = move |(_, own): &(u32, &[u64])| own[0] < end && own[1] > first;

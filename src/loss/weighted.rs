@@ -56,7 +56,7 @@ pub struct Inputs<'a> {
 /// 0.
 #[derive(Debug)]
 pub struct Losses {
-    /// The weighted sum of the terms. Call backward on this tensor.
+    /// The weighted sum of the terms. Call `backward` on this tensor.
     pub total: Tensor,
     /// Mean KL divergence.
     pub kl: Option<Tensor>,

@@ -141,7 +141,7 @@ fn siren_init(fan_in: i64) -> Init {
     Init::Uniform((6.0 / fan_in as f64).sqrt())
 }
 
-/// PyTorch's default initial weights and biases of linear layers.
+/// PyTorch's default initialisation of the weights and biases of a linear layer.
 fn pytorch_init(fan_in: i64) -> Init {
     Init::Uniform(1.0 / (fan_in as f64).sqrt())
 }

@@ -99,7 +99,7 @@ impl CsUnet {
         &self.parameters
     }
 
-    /// The weights, for loading.
+    /// The weights, for [`Parameters::load`].
     pub fn parameters_mut(&mut self) -> &mut Parameters {
         &mut self.parameters
     }

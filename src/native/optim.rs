@@ -74,7 +74,7 @@ impl Moments {
 /// The inputs of one update besides parameters, gradients and moments. All are tensors on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct UpdateInputs<'a> {
-    /// The learning rate, one f32.
+    /// The learning rate, as one f32.
     pub learning_rate: &'a Tensor,
     /// One f32, such as the result of [`clip_divisor`]. Before the update, the gradients are divided by this number in
     /// place.

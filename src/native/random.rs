@@ -47,7 +47,7 @@ pub enum Step<'a> {
 pub struct RowDraw<'a> {
     /// The purpose of the numbers; each purpose has its own stream.
     pub stream: Stream,
-    /// The training step.
+    /// The training step, or another counter that distinguishes the draws of the stream.
     pub step: Step<'a>,
     /// Global index of the first row.
     pub first_sample: u64,

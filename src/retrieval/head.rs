@@ -110,7 +110,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
     };
     let knn = "set retrieval.head = \"knn\", which takes any embedding";
     match (head, data.image_head) {
-        // "auto" stands for a head that can be used.
+        // "auto" always chooses a head that can be used.
         (RetrievalHead::Auto | RetrievalHead::Knn, _) => Ok(()),
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",
@@ -137,7 +137,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
         (RetrievalHead::Linear, DataHead::Linear) if data.width == FEATURE_WIDTH => Ok(()),
         (RetrievalHead::Linear, DataHead::Linear) => refuse(
             "linear",
-            format!("its embeddings have width {}, but simulated photos have width {FEATURE_WIDTH}", data.width),
+            format!("its embeddings have width {}, but simulated embeddings have width {FEATURE_WIDTH}", data.width),
         ),
         (RetrievalHead::Linear, DataHead::Geoclip) => refuse(
             "linear",

@@ -132,7 +132,7 @@ fn usable_rows(
         let usable = row.and_then(|TableRow { id, place }| {
             for (view, matrix) in matrices.iter().enumerate() {
                 if let Some((element, reason)) = first_not_finite(embedding(view)) {
-                    let reason = format!("element {element} is {reason} in the range of float16");
+                    let reason = format!("as float16, element {element} is {reason}");
                     return Err(matrix.bad_row(number, &reason));
                 }
             }

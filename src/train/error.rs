@@ -69,7 +69,7 @@ pub enum TrainError {
     /// The quick evaluation failed.
     #[error(transparent)]
     Infer(#[from] InferError),
-    /// A random draw is out of range.
+    /// A parameter of a random draw is out of range.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// Random numbers cannot be generated on the device.

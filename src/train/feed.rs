@@ -73,7 +73,7 @@ pub(super) struct Feed {
     /// this rank's encoded [`Requests`].
     pub(super) first_sums: Tensor,
     requests: Requests,
-    /// Embeddings of the rows in float16.
+    /// Embeddings of the rows, in float16.
     pub(super) image_be: Tensor,
     /// Places of the rows.
     pub(super) rows: Points,

@@ -78,7 +78,7 @@ pub(super) struct Trainer {
     abort: AbortHandle,
 }
 
-/// A step that can be replayed.
+/// A step, recorded as a CUDA graph.
 #[derive(Debug)]
 struct Recorded {
     report: Report,

@@ -198,7 +198,7 @@ impl Work {
     /// The mean losses of a micro-batch: `count` rows of this rank's slice, starting at row `first` of the slice.
     fn losses(&self, first: u64, count: u64, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
         let device = self.data.device();
-        // Random numbers are indexed by the row of the global batch.
+        // Random numbers are indexed by the row's position in the global batch.
         let (step, first_sample) = (Step::Counter(&self.feed.counter), self.feed.form.slice.start + first);
         let draws = TrainingDraws { philox: self.philox, step, first_sample, samples: count as usize, device };
         let image_be = self.feed.image_be.f_narrow(0, first as i64, count as i64)?;

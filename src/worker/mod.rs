@@ -115,7 +115,7 @@ fn train(
     let mut send = |message| {
         control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()))?;
         if matches!(message, ToLauncher::Breaking(_)) {
-            // The injected fault may end this process at once.
+            // Flush now, because the injected fault may end this process at once.
             control.flush();
         }
         Ok(())

@@ -380,5 +380,5 @@ fn shards_are_inspected_and_verified_by_one_worker() {
     found.exits_with(ExitCode::Success).stderr_has(left_out).stderr_has("latitude      -80.0000 to 77.5000");
     assert_eq!((&found.json()["skipped_rows"], &found.json()["statistics"]["rows"]), (&1.into(), &63.into()));
     let none = skipping("verify PATH --epochs 1 --world-sizes 2,0");
-    none.exits_with(ExitCode::Config).stderr_has("--world-sizes has 0");
+    none.exits_with(ExitCode::Config).stderr_has("--world-sizes contains 0");
 }

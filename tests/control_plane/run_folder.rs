@@ -50,7 +50,7 @@ impl Home {
         folder
     }
 
-    /// Sorted names in the run folder that begin with `start`.
+    /// The names in the run folder that begin with `start`, sorted.
     pub(crate) fn names(&self, start: &str) -> Vec<String> {
         let entries = Files::real().entries(&self.run()).expect("the folder can be read").into_iter();
         let names = entries.map(|path| path.file_name().expect("an entry has a name").to_string_lossy().into_owned());

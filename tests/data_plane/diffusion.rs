@@ -37,17 +37,17 @@ fn signal_falls_from_almost_one_to_almost_zero() {
             let alphas_bar = schedule.alphas_bar();
             assert!(
                 alphas_bar.windows(2).all(|pair| pair[1] < pair[0]),
-                "{kind:?}, {timesteps} timesteps: the signal is not strictly decreasing"
+                "{kind:?}, {timesteps} timesteps: alpha_bar is not strictly decreasing"
             );
             assert!(
                 alphas_bar[0] > clean && alphas_bar[0] < 1.0,
-                "{kind:?}, {timesteps} timesteps: the signal starts at {}, wanted {clean} to 1",
+                "{kind:?}, {timesteps} timesteps: alpha_bar starts at {}, wanted {clean} to 1",
                 alphas_bar[0]
             );
             let last = alphas_bar[timesteps as usize - 1];
             assert!(
                 last > 0.0 && last < 1e-4,
-                "{kind:?}, {timesteps} timesteps: the signal ends at {last:e}, wanted 0 to 1e-4"
+                "{kind:?}, {timesteps} timesteps: alpha_bar ends at {last:e}, wanted 0 to 1e-4"
             );
         }
     }
@@ -70,7 +70,7 @@ fn shift_scales_the_signal_to_noise_ratio_by_its_square() {
     ] {
         for t in [0, 1, 57, 198, 199] {
             let got = ratio(&shift, t) / ratio(&plain, t);
-            assert!((got / want - 1.0).abs() < 1e-9, "timestep {t}: the ratio changes by factor {got}, wanted {want}");
+            assert!((got / want - 1.0).abs() < 1e-9, "timestep {t}: the SNR changes by factor {got}, wanted {want}");
         }
     }
 }
@@ -105,7 +105,7 @@ fn linear_schedule_matches_ddpm_for_any_number_of_steps() {
     for last in [0, 1, 499, 999] {
         let want: f64 = (0..=last).map(|t| 1.0 - beta(t)).product();
         let got = whole.alpha_bar(last as usize).expect("the timestep is in the schedule");
-        assert!((got / want - 1.0).abs() < 1e-12, "after step {last}, the signal is {got:e}, wanted {want:e}");
+        assert!((got / want - 1.0).abs() < 1e-12, "after step {last}, alpha_bar is {got:e}, wanted {want:e}");
     }
     let fewer = schedule(Schedule::Linear, 200);
     assert!((fewer.alpha_bar(0).expect("the timestep is in the schedule") - (1.0 - 5e-4)).abs() < 1e-15);

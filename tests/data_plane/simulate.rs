@@ -61,7 +61,7 @@ fn simulated_bytes_depend_only_on_the_seed() {
     assert_eq!(
         (error.exit_code(), bytes_of(&out) == want),
         (ExitCode::Exists, true),
-        "the existing folder was changed, or wrong exit code for: {error}"
+        "the existing folder was changed, or the exit code is wrong for: {error}"
     );
     simulate(&Simulation { overwrite: true, ..simulation(5) }, &out).expect("the folder may be replaced");
     assert!(bytes_of(&out) != want);

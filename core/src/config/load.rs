@@ -13,6 +13,7 @@ use toml::{Table, Value};
 
 use super::errors::{Checker, wanted};
 use super::{ConfigError, ConfigErrors, NO_CREDENTIALS, RunConfig, has_credentials, preset};
+use crate::text::similarity;
 
 /// One source of configuration values.
 #[derive(Debug, Clone, PartialEq)]
@@ -341,7 +342,7 @@ fn unknown_field(key: &str) -> String {
     }
     let nearest = DEFAULTS
         .iter()
-        .map(|(known, _)| (strsim::jaro_winkler(known, key).max(field_similarity(known, key)), known))
+        .map(|(known, _)| (similarity(known, key).max(field_similarity(known, key)), known))
         .max_by(|a, b| a.0.total_cmp(&b.0));
     match nearest {
         Some((similarity, known)) if similarity > 0.75 => format!("unknown field; did you mean {known}?"),

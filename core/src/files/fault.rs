@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn names_vanish_unless_their_folder_was_synced_after_them() {
         let write = |files: &Files, path: &Path| files.write_new(path, b"text").map(drop);
-        assert!(left(|files, at| write(files, &at.join("a"))).is_empty(), "the file is synced, but its name is not");
+        assert!(left(|files, at| write(files, &at.join("a"))).is_empty(), "a file whose name was not synced survived");
         let kept = left(|files, at| {
             write(files, &at.join("a"))?;
             files.sync_folder(at)?;

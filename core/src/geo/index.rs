@@ -92,7 +92,7 @@ impl SphereIndex {
         found
     }
 
-    /// The number of points that are nearer to `query` than `radius`.
+    /// The number of points less than `radius` away from `query`.
     pub fn count_nearer(&self, query: UnitVector, radius: Km) -> usize {
         let mut count = 0;
         self.visit(&RadiusQuery::new(query, radius, false), 0..self.nodes.len(), &mut |_| count += 1);

@@ -1,4 +1,4 @@
-//! Errors of computing metrics.
+//! Errors in the computation of metrics.
 
 /// An error from [`crate::metrics`]. The message gives the value found and the values accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -12,7 +12,7 @@ use super::prdc::{NEAREST_K, density_coverage};
 use super::tally::geo_score;
 use crate::geo::UnitVector;
 
-/// Accuracy within one distance.
+/// Accuracy at one distance threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Within {
     /// The distance threshold.
@@ -24,7 +24,7 @@ pub struct Within {
 /// The scores of one predictor, or the differences between the scores of two predictors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
-    /// Accuracy within each requested distance.
+    /// Accuracy at each requested distance threshold.
     pub within: Vec<Within>,
     /// Median error, km.
     pub median_km: Interval,

@@ -57,7 +57,7 @@ impl Goodput {
         format!("goodput {percent:.1} %{rest}")
     }
 
-    /// Counts `seconds` of steps as lost.
+    /// Counts `seconds` of the time spent on steps as lost.
     pub fn lose(&mut self, seconds: f64) {
         let lost_s = seconds.min(self.steps_s);
         self.steps_s -= lost_s;

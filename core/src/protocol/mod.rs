@@ -235,7 +235,7 @@ pub enum ToLauncher {
     Embedded {
         /// Number of gallery points embedded so far.
         points: u64,
-        /// Number of all gallery points.
+        /// Total number of gallery points.
         of_points: u64,
     },
     /// The job succeeded. The worker exits after this message.

@@ -50,7 +50,7 @@ pub enum ShardsJob {
         location: String,
         /// Number of epochs to replay; 0: none.
         epochs: u32,
-        /// Numbers of workers. The replay is repeated for each of them.
+        /// Numbers of workers to replay with. Each number gets its own replay.
         world_sizes: Vec<u32>,
         /// Global batch size of the replay.
         global_batch: u32,

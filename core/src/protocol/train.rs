@@ -57,7 +57,7 @@ pub struct TimeBefore {
     pub spent: Goodput,
     /// When the attempt began, seconds since 1970.
     pub began_unix_s: f64,
-    /// Whether the same launcher has already made an earlier attempt.
+    /// Whether the same launcher has made an earlier attempt.
     pub is_restart: bool,
 }
 
@@ -141,7 +141,7 @@ pub struct CheckpointFile {
 pub struct PartsWritten {
     /// Number of steps completed.
     pub step: u64,
-    /// Number of the worker's attempt.
+    /// Number of the attempt that the worker belongs to.
     pub attempt: u32,
     /// Files that the rank wrote; may be empty.
     pub files: Vec<CheckpointFile>,

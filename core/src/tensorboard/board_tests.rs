@@ -197,7 +197,7 @@ fn a_decreasing_step_is_reported_as_a_bug() {
     let error = board.scalars(10, &[("loss", 1.0)]).expect_err("step 10 must not be written again");
     assert!(error.to_string().contains("step is 10, wanted at least 11; this is a bug"), "{error}");
     board.scalars(12, &[("loss", 1.0)]).expect("a later step may be written");
-    board.scalars(12, &[("score", 1.0)]).expect("the step may be written again");
+    board.scalars(12, &[("score", 1.0)]).expect("more values of step 12 may be written");
     assert!(board.scalars(11, &[("loss", 1.0)]).is_err());
 }
 

@@ -184,6 +184,6 @@ mod tests {
         assert_eq!(to_remove(&checkpoints, 1), [10, 30, 40]);
         assert_eq!(to_remove(&checkpoints, 9), Vec::<u64>::new());
         assert_eq!(to_remove(&checkpoints[2..3], 1), Vec::<u64>::new());
-        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "an older equal score won");
+        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "the older score won the tie");
     }
 }

@@ -45,7 +45,7 @@ pub fn named_run(dir: &Path, name: &str) -> Result<PathBuf, LaunchError> {
     let advice = match (similar.as_slice(), names.as_slice()) {
         (_, []) => "there are no runs; create one with `locdiff-launch train`".to_owned(),
         ([], all) if all.len() <= NAMES_MAX => format!("runs there: {}", all.join(", ")),
-        ([], all) => format!("it has {} runs; `locdiff-launch runs` lists them", all.len()),
+        ([], all) => format!("the folder has {} runs; `locdiff-launch runs` lists them", all.len()),
         (similar, _) => format!("did you mean {}?", similar.join(" or ")),
     };
     Err(reported!(NoData, "no run `{name}` in {}; {advice}", dir.display()))

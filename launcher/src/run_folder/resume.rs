@@ -80,7 +80,7 @@ impl RunFolder {
             damaged.extend(earlier.map(|(_, folder)| format!("{}: found damaged earlier", folder.display())));
         }
         if let (true, Ok(latest)) = (damaged.is_empty(), std::fs::read_to_string(self.path.join(LATEST))) {
-            damaged.push(format!("{}: missing, but named in {LATEST}", self.path.join(latest.trim()).display()));
+            damaged.push(format!("{}: missing, but named in `{LATEST}`", self.path.join(latest.trim()).display()));
         }
         if damaged.is_empty() { Ok(()) } else { Err(scan::no_whole_checkpoint(&self.path, &damaged)) }
     }

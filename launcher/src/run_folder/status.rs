@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use super::goodput::GoodputClock;
 use super::stragglers::{StepTimes, Stragglers};
 
-/// Name of the file in the folder of a run.
+/// Name of the status file in the folder of a run.
 const STATUS: &str = "status.json";
 
-/// Shortest time between two writes of the file.
+/// Shortest time between two writes of `status.json`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// If `status.json` is older than this many seconds, `status` says that the file was not updated.
@@ -350,7 +350,7 @@ mod tests {
         let later = |seconds: f64| UNIX_EPOCH + Duration::from_secs_f64(found.unix_s + seconds);
         let state = |seconds, host: &str, is_alive: bool| found.state_at(later(seconds), host, |_| is_alive);
         assert_eq!(state(60.0, &found.host, true), RunState::Running);
-        assert_eq!(state(1.0, &found.host, false), RunState::Running, "the process may be in another container");
+        assert_eq!(state(1.0, &found.host, false), RunState::Running, "vanished, but it may be in another container");
         assert_eq!(state(3.0, &found.host, false), RunState::Vanished);
         assert_eq!(state(60.0, "elsewhere", false), RunState::Running);
         assert_eq!(state(400.0, "elsewhere", false), RunState::Vanished);

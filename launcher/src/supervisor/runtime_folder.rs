@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o700, "others can access the folder");
         assert_eq!(folders(&long), 0, "the unusable base was not cleaned up");
         drop(socket);
-        assert_eq!(folders(base.path()), 1, "the folder was not removed");
+        assert_eq!(folders(base.path()), 1, "the folder of the socket was not removed");
         let error = bind(&[Path::new("/nowhere"), &long]).expect_err("no base works").to_string();
         assert!(error.contains("/nowhere: ") && error.contains("at most 107 bytes"), "{error}");
     }

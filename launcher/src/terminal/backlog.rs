@@ -139,7 +139,7 @@ mod tests {
         let taken = [(); 4].map(|()| backlog.next(Some(Instant::now())));
         assert_eq!(taken, [NextItem::Item("a"), NextItem::Item("b"), NextItem::Dropped(2), NextItem::Nothing]);
         backlog.offer("c", 10);
-        assert_eq!(backlog.next(None), NextItem::Item("c"), "the queue is empty, but an item was dropped");
+        assert_eq!(backlog.next(None), NextItem::Item("c"), "an item was dropped although the queue was empty");
         backlog.close();
         assert_eq!(backlog.next(None), NextItem::Closed);
     }

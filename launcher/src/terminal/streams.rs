@@ -233,7 +233,7 @@ impl BarState {
 /// The style of a bar that is `width` columns wide.
 fn style(width: usize) -> ProgressStyle {
     let style = ProgressStyle::with_template(&format!("[{{bar:{width}}}] {{pos}}/{{len}} {{wide_msg}}"));
-    style.expect("a test draws this template").progress_chars("=> ")
+    style.expect("the template is valid: a test draws it").progress_chars("=> ")
 }
 
 #[cfg(test)]
@@ -320,7 +320,7 @@ mod tests {
     fn bar_fills_the_terminal_and_leaves_room_for_the_message() {
         let state = |message: &str| BarState { step: 7, steps: 100, message: message.to_owned() };
         let widths = [40, 80, 120].map(|columns| state("loss 1.2345, 12 min left").bar_width(columns));
-        assert_eq!(widths, [12, 45, 85], "the numbers take 11 columns, the message 24");
+        assert_eq!(widths, [12, 45, 85], "wanted columns - 11 (numbers) - 24 (message), at least 12");
         assert_eq!(state("loss 1.2, 9 min left").bar_width(80), 45, "a shorter message moved the end of the bar");
         assert_eq!(state("x").bar_width(0), 12);
     }

@@ -238,10 +238,10 @@ mod tests {
             (0..times).map(|_| wait_s(&policy.judge(&lost, Some(checkpoint), at(0)))).collect()
         };
         assert_eq!(waits(0, 3), [Some(0), Some(1), Some(2)]);
-        assert_eq!(waits(10, 5), [Some(0), Some(1), Some(2), Some(4), None], "the checkpoint of step 10 is progress");
+        assert_eq!(waits(10, 5), [Some(0), Some(1), Some(2), Some(4), None], "step 10 was not counted as progress");
         let mut long = RestartPolicy { max_restarts: 20, ..self::policy(1, 1.0) };
         let last = (0..12).map(|_| wait_s(&long.judge(&lost, None, at(0)))).last();
-        assert_eq!(last, Some(Some(60)), "a wait is never longer than a minute");
+        assert_eq!(last, Some(Some(60)), "the longest wait is not one minute");
     }
 
     #[test]
@@ -251,12 +251,12 @@ mod tests {
             wait_s(&policy.judge(&failed(FailureKind::Crash, what, step), Some(checkpoint), at(0))).is_some()
         };
         assert!(restarts("panic", 7, 5));
-        assert!(restarts("SIGSEGV", 7, 5), "another sort");
-        assert!(restarts("panic", 8, 5), "another step");
-        assert!(!restarts("panic", 7, 6), "the same again");
+        assert!(restarts("SIGSEGV", 7, 5), "gave up after a crash of another sort");
+        assert!(restarts("panic", 8, 5), "gave up after a crash at another step");
+        assert!(!restarts("panic", 7, 6), "restarted after the same crash");
         let RestartVerdict::GiveUp(Some(reason)) = policy.judge(&failed(FailureKind::Crash, "panic", 8), None, at(0))
         else {
-            panic!("the second panic at step 8 is final");
+            panic!("the second panic at step 8 was not final, or no reason was given");
         };
         assert!(reason.contains("panic at step 8 for the second time"), "{reason}");
     }
@@ -268,7 +268,7 @@ mod tests {
         let mut wait = |seconds, checkpoint| wait_s(&policy.judge(&outage, Some(checkpoint), at(seconds)));
         assert_eq!([0, 1, 5, 98].map(|seconds| wait(seconds, 0)), [Some(0), Some(1), Some(2), Some(2)]);
         assert_eq!(wait(100, 0), None);
-        assert_eq!(wait(101, 10), Some(0), "a new checkpoint ends the outage");
+        assert_eq!(wait(101, 10), Some(0), "the new checkpoint did not end the outage");
         assert_eq!(wait_s(&policy.judge(&failed(FailureKind::Lost, "SIGKILL", 8), None, at(102))), Some(1));
     }
 

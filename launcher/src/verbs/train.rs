@@ -45,10 +45,10 @@ pub(super) use record::quoted;
 /// Runs `train`.
 pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     hold_signals()?;
-    let resolved = super::resolve_with_run(global)?;
     if is_new {
-        refuse_existing(&resolved)?;
+        refuse_existing(global)?;
     }
+    let resolved = super::resolve_with_run(global)?;
     warn_of_mixed_data(&resolved);
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
@@ -57,10 +57,8 @@ pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Outp
 }
 
 /// Fails if `--new` is given together with the name of an existing run.
-fn refuse_existing(resolved: &Resolved) -> Result<(), LaunchError> {
-    let checkpoint = &resolved.config.checkpoint;
-    let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
-    if !checkpoint.run.is_empty() && is_run(&folder) {
+fn refuse_existing(global: &Global) -> Result<(), LaunchError> {
+    if let Some((_, folder)) = super::named_run_folder(global).filter(|(_, folder)| is_run(folder)) {
         refuse!(
             Exists,
             "--new: the run {} exists; give another name, or leave out --new to resume it",
@@ -70,24 +68,21 @@ fn refuse_existing(resolved: &Resolved) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Warns if the training data was chosen, but the validation or test data that the training uses is still that of a
-/// preset.
+/// Warns if the training data was chosen, but the validation or test data that the training uses was not.
 fn warn_of_mixed_data(resolved: &Resolved) {
-    let preset = |key: &str| match resolved.origin(key) {
-        ValueOrigin::Line { source, .. } if source.starts_with("preset ") => Some(source.clone()),
-        _ => None,
+    let is_chosen = |key: &str| match resolved.origin(key) {
+        ValueOrigin::Default => false,
+        ValueOrigin::Line { source, .. } => !source.starts_with("preset "),
+        ValueOrigin::Set | ValueOrigin::Flag(_) => true,
     };
-    let config = &resolved.config;
-    let others = [
-        ("shards.validation", &config.shards.validation, config.eval.every > 0 || config.eval.after_train),
-        ("shards.test", &config.shards.test, config.eval.after_train),
-    ];
-    if preset("shards.train").is_some() {
-        return;
-    }
+    let (shards, eval) = (&resolved.config.shards, &resolved.config.eval);
+    // Without test shards, training ends with a warning of its own.
+    let tests = eval.after_train && require_shards("shards.test", &shards.test).is_ok();
+    let others = [("shards.validation", &shards.validation, eval.every > 0), ("shards.test", &shards.test, tests)];
     for (key, value, is_used) in others {
-        if let Some(source) = preset(key).filter(|_| is_used && !value.is_empty()) {
-            tracing::warn!("{key} is {value}, the value of the {source}, but shards.train is not; set {key} too");
+        if is_used && !value.is_empty() && is_chosen("shards.train") && !is_chosen(key) {
+            let train = &shards.train;
+            tracing::warn!("shards.train was set to {train}, but {key} is still {value}; set {key} too");
         }
     }
 }
@@ -122,12 +117,12 @@ impl RunChoice {
 
 /// A note about runs whose names resemble `name`, which may be misspelt. The note is empty if there are none, or if
 /// `name` is empty.
-fn similar_runs(dir: &Path, name: &str) -> Result<String, LaunchError> {
+fn similar_runs(dir: &Path, name: &str) -> String {
+    let folders = if name.is_empty() { Vec::new() } else { runs(dir).unwrap_or_default() };
     let others: Vec<String> =
-        runs(dir)?.iter().filter_map(|run| Some(run.file_name()?.to_string_lossy().into_owned())).collect();
+        folders.iter().filter_map(|run| Some(run.file_name()?.to_string_lossy().into_owned())).collect();
     let similar = nearest(name, others.iter().map(String::as_str).filter(|other| *other != name));
-    let is_noted = !name.is_empty() && !similar.is_empty();
-    Ok(if is_noted { format!("; runs with similar names: {}", similar.join(", ")) } else { String::new() })
+    if similar.is_empty() { String::new() } else { format!("; runs with similar names: {}", similar.join(", ")) }
 }
 
 /// Trains with a resolved configuration.
@@ -150,7 +145,7 @@ pub(super) fn run_resolved(
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     let folder = opened.folder.path().display();
     match opened.is_new {
-        true => tracing::info!("new run {folder}{}", similar_runs(dir, &config.checkpoint.run)?),
+        true => tracing::info!("new run {folder}{}", similar_runs(dir, &config.checkpoint.run)),
         false => tracing::info!("run {folder} (existing)"),
     }
     opened.changes.iter().for_each(|line| tracing::info!("{line}"));
@@ -242,7 +237,9 @@ impl HeldRun<'_> {
         self.status.end(state);
         tracing::info!("{}", self.status.goodput().summary());
         let reason = reason.map_or_else(String::new, |reason| format!("\n  not restarted: {reason}"));
-        let text = format!("{error:#}{reason}\n  resume with: {resume}");
+        // With other data, the same command would fail again.
+        let resume = if code == ExitCode::DataChanged { String::new() } else { format!("\n  resume with: {resume}") };
+        let text = format!("{error:#}{reason}{resume}");
         LaunchError::new(code, text).into()
     }
 

@@ -173,7 +173,7 @@ pub(super) fn replay_equals_eager() -> CheckOutcome {
 /// capture again and synchronise.
 fn check_torch_is_usable() -> anyhow::Result<()> {
     let noise = Tensor::f_randn([1000], (Kind::Float, GPU))?;
-    ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch's normals are not finite");
+    ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch drew a random number that is not finite");
     let mut total = Tensor::f_zeros([1], (Kind::Float, GPU))?;
     let _ = total.f_add_scalar_(1.0)?;
     let (mut graph, ()) = Graph::capture("after a failure", || total.f_add_scalar_(1.0).map(drop))?;
@@ -234,7 +234,7 @@ pub(super) fn hanging_replay_times_out() -> CheckOutcome {
     let timed_out_after = start.elapsed();
     let Err(error) = result else { anyhow::bail!("a replay of 2 s ended within 0.2 s") };
     ensure!(error.downcast_ref() == Some(&WaitError::TimedOut(limit)), "wanted a timeout, got {error:?}");
-    ensure!(timed_out_after < Duration::from_millis(400), "the timeout came after {timed_out_after:?}");
+    ensure!(timed_out_after < Duration::from_millis(400), "the timeout came only after {timed_out_after:?}");
     cuda::synchronize()?;
     let ended_after = start.elapsed();
     ensure!(ended_after >= Duration::from_millis(1900) && spin.count()? == 2, "the replay did not run to its end");

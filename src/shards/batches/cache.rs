@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn auto_picks_the_fastest_cache_that_fits() {
-        let auto = |host, device| choose(CacheMode::Auto, host, device).expect("the mode auto never fails");
+        let auto = |host, device| choose(CacheMode::Auto, host, device).expect("mode `auto` never fails");
         assert_eq!(auto(0, Some(40_000)).0, Cache::Device);
         assert_eq!(auto(33_400, Some(39_999)).0, Cache::Host { bytes_max: 20_040 });
         assert_eq!(auto(33_400, None).0, Cache::Host { bytes_max: 20_040 });
@@ -189,13 +189,13 @@ mod tests {
         assert_eq!(cache, Cache::None);
         assert!(
             summary.contains("neither into") && summary.contains("of GPU memory"),
-            "the summary gives another reason: {summary}"
+            "the summary gives the wrong reason: {summary}"
         );
         let (cache, summary) = auto(0, None);
         assert_eq!(cache, Cache::None);
         assert!(
             summary.contains("not fit into 0.00 GiB of main memory") && !summary.contains("GPU"),
-            "the summary gives another reason: {summary}"
+            "the summary gives the wrong reason: {summary}"
         );
     }
 
@@ -203,9 +203,9 @@ mod tests {
     fn explicit_cache_mode_is_never_replaced() {
         let error = choose(CacheMode::Device, 1 << 30, None).expect_err("the worker has no GPU");
         assert_eq!(error.exit_code().code(), 10);
-        assert!(error.to_string().contains("but this worker runs on the CPU"), "another error: {error}");
+        assert!(error.to_string().contains("but this worker runs on the CPU"), "wrong error: {error}");
         let error = choose(CacheMode::Device, 1 << 30, Some(19_999)).expect_err("the rows do not fit into the GPU");
-        assert!(error.to_string().contains("of GPU memory are free"), "another error: {error}");
+        assert!(error.to_string().contains("of GPU memory are free"), "wrong error: {error}");
         assert_eq!(
             choose(CacheMode::Device, 0, Some(20_000)).expect("the rows just fit into the GPU").0,
             Cache::Device
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn host_cache_keeps_only_what_fits() {
         let room = Room::measure(Device::Cpu, 1).expect("measuring main memory needs no GPU");
-        assert!(room.host_bytes > 1 << 20 && room.device_bytes.is_none(), "the measured memory is {room:?}");
+        assert!(room.host_bytes > 1 << 20 && room.device_bytes.is_none(), "wrong measured memory: {room:?}");
         assert!(
             Room::measure(Device::Cpu, 4).expect("measuring main memory needs no GPU").host_bytes < room.host_bytes
         );

@@ -24,7 +24,7 @@ const STOP_WAIT: Duration = Duration::from_millis(250);
 /// The result of reading one view of a block: the coordinates, and the embeddings if they are cached.
 pub(super) type BlockResult = Result<Arc<BlockRows>, ShardsError>;
 
-/// The state that reader threads and gatherer share.
+/// The state that the reader threads and the gatherer share.
 pub(super) struct Readers {
     blocks: Arc<dyn Blocks>,
     plan: Plan,

@@ -163,7 +163,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Checks that all files have the same width and views, and match the manifest.
+    /// Checks that all files have the same width and number of views, and match the manifest.
     fn check_files(&mut self, on_bad_rows: OnBadRows) -> Result<(), ShardsError> {
         let first = &self.files[0];
         if self.views == 0 {

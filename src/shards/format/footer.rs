@@ -126,7 +126,7 @@ impl FileColumns<'_> {
         let (name, got) = (&self.header[root], self.kind(root));
         let number = if is_list { list_element(got) } else { number_type(got) };
         let Some((number, leaf)) = number.zip(self.leaf(root)) else {
-            let want = if is_list { "a list of float16, float32 or float64" } else { "a float or an integer" };
+            let want = if is_list { "a list of float16, float32 or float64" } else { "a float, int32 or int64" };
             return Err(ShardsError::bad(Spot::file(self.file).column(name), format!("is {got}, wanted {want}")));
         };
         Ok(Column { name: name.clone(), root, leaf, number })

@@ -154,7 +154,7 @@ mod tests {
             let expected: Vec<u32> = (0..count).map(value).collect();
             for first in [0, 1, count / 2, count - 1] {
                 let values: Vec<u32> = unpacked(&bytes, bits, first, count - first).collect();
-                assert_eq!(values, expected[first..], "wrong values of {bits} bits from value {first} on");
+                assert_eq!(values, expected[first..], "wrong {bits}-bit values from value {first} on");
             }
         }
     }

@@ -16,7 +16,7 @@ pub(crate) struct PlainPage {
     pub(crate) bytes: usize,
 }
 
-/// Thrift's codes of the field types that are read.
+/// Thrift's codes for the field types that are read here.
 const I32: u8 = 5;
 const STRUCT: u8 = 12;
 

@@ -16,7 +16,7 @@ pub struct MomentSums {
 }
 
 impl MomentSums {
-    /// Starts the sums, without any rows, for embeddings of the given width.
+    /// Starts with no rows, for embeddings of the given width.
     pub fn new(width: usize) -> Self {
         let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
         Self { rows: 0, sums, squares, row: vec![0.0; width] }

@@ -40,7 +40,7 @@ const COORDINATE_BYTES: u64 = 16;
 /// The options that, together with the data, determine the order of rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Seed of the order.
+    /// Seed that determines the order of rows.
     pub seed: u64,
     /// Rows per step, over all workers.
     pub global_batch: u32,
@@ -261,7 +261,7 @@ fn out_of_range(error: RangeError) -> ShardsError {
     ShardsError::Config(format!("cannot draw the order of rows: {error}"))
 }
 
-/// The order of one epoch.
+/// The order of rows in one epoch.
 #[derive(Debug)]
 pub struct Epoch {
     data: Arc<Data>,

@@ -65,8 +65,8 @@ impl Bookmark {
             return Ok(());
         }
         let reason = format!(
-            "its fingerprint is {now}, wanted {}; restore the data that the run began with, or train on this data in a \
-             new run (`--run NAME`)",
+            "its fingerprint is {now}, but the run began with data of fingerprint {}; restore that data, or train on \
+             this data in a new run (`--run NAME`)",
             self.fingerprint
         );
         Err(ShardsError::Changed { location: location.to_owned(), reason })

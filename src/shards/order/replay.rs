@@ -24,7 +24,7 @@ pub struct Replay {
     pub world_sizes: Vec<u32>,
     /// Rows per step. If the data set has fewer usable rows, one batch holds all of them.
     pub global_batch: u32,
-    /// Seed of the order.
+    /// Seed that determines the order of rows.
     pub seed: u64,
 }
 
@@ -32,7 +32,7 @@ impl Replay {
     /// Checks the options.
     pub fn check(&self) -> Result<(), ShardsError> {
         if self.world_sizes.contains(&0) {
-            return Err(ShardsError::Config("--world-sizes has 0, wanted at least 1 worker in each size".to_owned()));
+            return Err(ShardsError::Config("--world-sizes contains 0, wanted at least 1 for each size".to_owned()));
         }
         Ok(())
     }

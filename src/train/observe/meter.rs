@@ -33,9 +33,9 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Number of matrix products in a series that is timed before training.
 const PRODUCTS: u32 = 4;
-/// Number of such series, unless they take longer than [`PATIENCE`].
+/// Maximum number of such series. After two, no further series begins once [`PATIENCE`] has passed.
 const SERIES_MAX: u32 = 5;
-/// How long the other ranks may wait for these series.
+/// Limits the time for which the other ranks wait for these series.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Measures the utilisation of one rank's device.
@@ -85,7 +85,7 @@ impl Meter {
             for _ in 1..PRODUCTS {
                 product = factor.f_matmul(&factor)?;
             }
-            // Reading a number waits for the device.
+            // Read a value, to wait until the device has computed the products.
             product.f_select(0, 0)?.f_select(0, 0)?.f_double_value(&[])?;
             seconds = seconds.min(begun.elapsed().as_secs_f64() / f64::from(PRODUCTS));
         }
@@ -97,7 +97,7 @@ impl Meter {
         self.step_flops
     }
 
-    /// TensorBoard scalars for `steps` steps that took `seconds` seconds together.
+    /// TensorBoard scalars for `steps` steps that took `seconds` seconds in total.
     pub(in crate::train) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
         let flops = self.step_flops * steps as f64 / seconds;
         let mut scalars = vec![("device/tflops", flops / 1e12)];

@@ -92,7 +92,7 @@ mod tests {
         assert_eq!((picture.width, picture.height), (806, 200));
         assert!(
             density(&codes, &PictureData { answers: Vec::new(), chain: Vec::new() })
-                .expect("there is nothing to draw")
+                .expect("drawing nothing cannot fail")
                 .is_none()
         );
     }

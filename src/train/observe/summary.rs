@@ -44,7 +44,7 @@ pub(in crate::train) fn log(
     if let Some(seconds) = seconds.filter(|_| steps_left > 0) {
         match training_time("at least about", seconds, steps_left) {
             (text, true) => tracing::warn!("{text}"),
-            (text, false) => tracing::info!("{text}, by the speed of matrix products"),
+            (text, false) => tracing::info!("{text}, going by the speed of matrix products"),
         }
     }
 }

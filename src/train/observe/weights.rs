@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(
             counted(&of(&[0.0, 1e-40]).expect("the values are finite")),
             2.0,
-            "values were lost, because the inverse of their range is beyond f32"
+            "values were lost, because the inverse of their range overflows f32"
         );
         let extreme = of(&[f32::MIN, f32::MAX, 0.0]).expect("the values are finite");
         assert_eq!(counted(&extreme), 3.0);

@@ -55,5 +55,5 @@ fn published_rows_are_printed_as_published_or_left_out() {
     let ran = stage.run("--json --set eval.thresholds_km=[1,100] eval --suite main");
     let found = ran.exits_with(ExitCode::Success).stderr_has("published rows are left out").json();
     let rows = found["rows"].as_array().expect("the result has rows");
-    assert!(rows.iter().all(|row| row["source"] == "computed"), "the result has rows from another source: {found}");
+    assert!(rows.iter().all(|row| row["source"] == "computed"), "the result has rows that are not computed: {found}");
 }

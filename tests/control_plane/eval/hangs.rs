@@ -1,4 +1,4 @@
-//! A test of an evaluation whose worker stops.
+//! A test of an evaluation whose worker is stopped by SIGSTOP.
 
 use std::process::Stdio;
 

@@ -85,7 +85,7 @@ fn geoclip_head_takes_clip_features_and_refuses_normalised_ones() {
     let mut first = None;
     for (folder, files) in [("shards/clip", "shards/unit"), ("shards/clip/*.parquet", "shards/unit/*.parquet")] {
         let ran = stage.run(&format!("{head} --set shards.test={folder} eval --hybrid"));
-        // The numbers of these photos say nothing about their places.
+        // The feature vectors of these photos say nothing about their places.
         ran.exits_with(ExitCode::Success).stderr_has("GeoCLIP does not recognise the places of these photos");
         let found = ran.stderr_has("GeoCLIP retrieval").json();
         assert_eq!((&found["data"]["is_simulated"], &found["data"]["head"]), (&false.into(), &"geoclip".into()));

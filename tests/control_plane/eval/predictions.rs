@@ -94,7 +94,7 @@ fn predictions_with_a_truth_file_need_no_worker() {
     assert_eq!(
         (&row["density"], &row["dataset"]),
         (&serde_json::Value::Null, &"truth.csv".into()),
-        "three rows are too few for a density, but one was computed"
+        "wanted no density, because three rows are too few, and the dataset truth.csv"
     );
     // If the truth is in shards, a worker must read it.
     std::fs::create_dir(stage.path().join("shards")).expect("the parent folder exists");

@@ -143,7 +143,7 @@ fn settings_are_never_tuned_on_test_data() {
     // Settings that were tuned for another head are not used.
     let ran = stage.run("--json --set retrieval.head=geoclip eval --hybrid");
     ran.exits_with(ExitCode::Config).stderr_has("because the tuned ones are for another");
-    // Tuning chooses the head again.
+    // With `retrieval.head=auto`, tuning ignores the head in `tuned.toml` and chooses a head itself.
     let path = stage.path().join("checkpoints/small/eval/tuned.toml");
     std::fs::write(&path, tuned.replace("knn", "geoclip")).expect("the test folder is writable");
     let line = "--json --set shards.validation=shards/validation --set retrieval.head=auto eval --tune --hybrid";

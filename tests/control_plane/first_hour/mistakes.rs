@@ -162,7 +162,7 @@ fn run(stage: &Stage, line: &str) -> Ran {
     Ran::from(output.expect("the launcher can be started"))
 }
 
-/// Creates a run with checkpoints of the steps 10, 20 and 30.
+/// Creates a run with checkpoints at steps 10, 20 and 30.
 fn run_in(checkpoints: &Path, name: &str) -> RunFolder {
     let mut config = RunConfig::default();
     config.checkpoint.keep = 5;
@@ -175,7 +175,7 @@ fn run_in(checkpoints: &Path, name: &str) -> RunFolder {
     folder
 }
 
-/// Panics if another line repeats a line of more than 40 characters.
+/// Panics if a line of more than 40 characters also occurs within another line.
 #[track_caller]
 fn assert_nothing_twice(text: &str) {
     let stripped = |line: &'_ str| line.trim().trim_start_matches("error: ").to_owned();

@@ -68,7 +68,7 @@ fn same_command_after_ctrl_c_resumes_the_run_and_new_starts_another() {
     let failing = format!("{SMALL} --max-restarts 0 train");
     std::thread::sleep(std::time::Duration::from_millis(1100));
     stage.run(&format!("{failing} --inject exit@rank=0,step=5,code=3")).exits_with(ExitCode::WorkerFailed);
-    assert_eq!(folders(&stage).len(), 3, "another configuration resumed the ended run");
+    assert_eq!(folders(&stage).len(), 3, "a command with another configuration resumed a run");
     std::thread::sleep(std::time::Duration::from_millis(1100));
     stage.run(&format!("{SMALL} --max-restarts 0 train --new")).exits_with(ExitCode::Success);
     assert_eq!(folders(&stage).len(), 4, "--new resumed a run");
@@ -139,7 +139,7 @@ fn run_is_extended_with_its_own_configuration_listed_and_exported() {
     assert!(stage.path().join("weights.safetensors").exists());
     let ran = stage.run("checkpoint export --out none/weights.safetensors");
     ran.exits_with(ExitCode::NoData).stderr_has("--out: there is no folder none");
-    assert!(!stage.path().join("none").exists(), "the folder was created");
+    assert!(!stage.path().join("none").exists(), "the refused export created the folder");
 
     let ran = stage.run("--device cpu --json --set eval.checkpoint=8 eval");
     let checkpoint = ran.exits_with(ExitCode::Success).json()["checkpoint"].clone();
@@ -147,13 +147,17 @@ fn run_is_extended_with_its_own_configuration_listed_and_exported() {
     let ran = stage.run("--device cpu --set eval.checkpoint=9 eval");
     ran.exits_with(ExitCode::NoData).stderr_has("no checkpoint of step 9").stderr_has("steps with a checkpoint: 2, ");
     let ran = stage.run("--run mine config show");
-    assert!(ran.stdout.contains("train = \"shards/small\""), "not the configuration of the run: {}", ran.stdout);
+    assert!(ran.stdout.contains("train = \"shards/small\""), "this is not the run's configuration: {}", ran.stdout);
     small_shards::build(&stage, "other", 500..628, 1, false);
     let ran = stage.run("--device cpu --run mine --set shards.train=shards/other --set train.steps=12 train");
     ran.exits_with(ExitCode::DataChanged).stderr_has("train on this data in a new run (`--run NAME`)");
+    assert!(!ran.stderr.contains("resume with"), "{}", ran.stderr);
     let ran = stage.run("--device cpu --set shards.train=shards/small train");
-    let warning = "shards.validation is shards/demo/validation, the value of the preset demo, but shards.train is not";
+    let warning = "shards.train was set to shards/small, but shards.validation is still shards/demo/validation";
     ran.exits_with(ExitCode::NoData).stderr_has(warning);
+    let ran = stage.run("--run mine config check --set shards.val=x --set model.dropout=1.5");
+    ran.exits_with(ExitCode::Config).stderr_has("did you mean shards.validation?").stderr_has("model.dropout");
+    stage.run("--set checkpoint.run=mine train --new").exits_with(ExitCode::Exists);
     let ran = stage.run("--device cpu --run mien eval");
     ran.exits_with(ExitCode::NoData).stderr_has("no run `mien` in checkpoints; did you mean mine or mines?");
 }
@@ -190,7 +194,7 @@ fn file_builds_on_its_preset_and_verbs_check_only_what_they_use() {
         let ran = stage.run(&format!("--device cpu --json {flags} config show"));
         ran.exits_with(ExitCode::Success).json()["model"]["degree"].clone()
     };
-    assert_eq!(degree("--config columns.toml"), 15, "without a GPU, a configuration file builds on the demo preset");
+    assert_eq!(degree("--config columns.toml"), 15, "the file does not build on `demo`, the default without a GPU");
     assert_eq!(degree("--config named.toml"), 23);
     assert_eq!(degree("--config plain.toml"), 47);
     assert_eq!(degree("--config l23 --config columns.toml"), 23);

@@ -54,7 +54,7 @@ sys.exit(os.waitpid(pid, 0)[1] >> 8)
 fn assert_fits(ran: &Ran, columns: usize) {
     ran.exits_with(ExitCode::Success);
     for line in ran.stdout.lines().filter(|line| line.trim().contains(' ') && !line.starts_with("  locdiff-launch ")) {
-        assert!(line.chars().count() <= columns, "wider than {columns}: {line}\n{}", ran.stdout);
+        assert!(line.chars().count() <= columns, "wider than {columns} columns: {line}\n{}", ran.stdout);
     }
 }
 
@@ -120,7 +120,7 @@ fn training_begins_with_its_size_and_tensorboard_calls_the_run_by_its_name() {
         .stderr_has("128 rows with one view each from shards/train")
         .stderr_has("210 epochs of only 128 rows")
         .stderr_has("128 rows = 210.0 epochs");
-    let bound = ran.stderr.lines().find(|line| line.ends_with(" for 210 steps, by the speed of matrix products"));
+    let bound = ran.stderr.lines().find(|line| line.ends_with(" for 210 steps, going by the speed of matrix products"));
     assert!(bound.is_some_and(|line| line.contains(" at least about ")), "{}", ran.stderr);
     let ending = "\nto go on:\n  locdiff-launch --run mine eval --hybrid\n  tensorboard --logdir checkpoints\n";
     assert!(ran.stdout.ends_with(ending), "{}", ran.stdout);

@@ -51,7 +51,7 @@ fn training_ends_although_nobody_reads_its_output() {
     assert!(is_alive(launcher.id()), "the launcher ended before its result was written");
     signal(launcher.id(), Signal::SIGTERM);
     assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()));
-    // The reader closes the pipe, and the run ends normally nevertheless.
+    // If the reader closes the pipe, the run still ends normally.
     let (mut launcher, reader) = start_with_full_pipe(&mut stage.command(&line("gone")));
     drop(reader);
     assert_eq!(wait(&mut launcher), Some(0));
@@ -66,7 +66,7 @@ fn signals_work_while_the_terminal_is_stuck() {
     eventually("two workers are running", || stage.pids().len() == 2);
     signal(launcher.id(), Signal::SIGHUP);
     signal(launcher.id(), Signal::SIGTERM);
-    assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()), "SIGHUP ended the launcher");
+    assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()), "wrong exit code after SIGHUP, SIGTERM");
     stage.pids().into_iter().for_each(|pid| eventually("the worker ends", || !is_alive(pid)));
 }
 
@@ -172,7 +172,7 @@ fn launcher_ends_although_the_disk_does_not_respond() {
             Command::new("python3").args(["-c", HOLD]).arg(&file).stdout(Stdio::piped()).spawn().expect("python3 runs");
         let mut held = [0; 5];
         let stdout = holder.stdout.as_mut().expect("stdout is a pipe");
-        stdout.read_exact(&mut held).expect("the launcher waits for the file");
+        stdout.read_exact(&mut held).expect("the script prints a line when the launcher opens the file");
         let workers = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", launcher.id()));
         if interrupts > 0 {
             signal(launcher.id(), Signal::SIGINT);

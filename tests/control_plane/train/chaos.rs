@@ -135,7 +135,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     // step. `shards verify` then proves that no row comes twice in an epoch. It also proves that an epoch leaves out
     // only rows that do not fill a batch.
     let [bookmark, of_whole] = ["chaos", "undisturbed"].map(|run| bookmark(&run_dir(&stage, run)));
-    assert_eq!(bookmark, of_whole, "seed {seed}: the runs are at different rows");
+    assert_eq!(bookmark, of_whole, "seed {seed}: the bookmarks differ");
     let epochs = bookmark["position"]["epoch"].as_u64().expect("a bookmark has an epoch") + 1;
     let audit = format!("{BASE} --workers 1 shards verify shards/small --epochs {epochs} --world-sizes 1,4");
     stage.run(&audit).exits_with(ExitCode::Success);

@@ -42,7 +42,7 @@ fn rank_that_corrupts_twice_ends_the_run() {
     let faults = "--inject flip@rank=2,step=6,in=weight --inject flip@rank=2,step=7,in=weight";
     let ran = stage.run(&format!("{BASE} --run twice {SETTINGS} --set train.replica_check_every=1 train {faults}"));
     ran.exits_with(ExitCode::Corrupt).stderr_has("rank 2");
-    assert_eq!(events(&stage, "twice", "checkpoint").len(), 1, "a checkpoint after the first flip was committed");
+    assert_eq!(events(&stage, "twice", "checkpoint").len(), 1, "a checkpoint was committed after the first flip");
 }
 
 /// A run with checks must give the same bits as a run without checks, both in the checked steps and in the steps

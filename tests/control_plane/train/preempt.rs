@@ -47,7 +47,7 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
             let (got, last) = stop_after(&stage, run, &settings, steps, stop);
             assert_eq!(got, Some(code.code().into()), "{run}: wrong exit code after {stop}");
             let newest = std::fs::read_to_string(run_dir(&stage, run).join("latest")).expect("there is a checkpoint");
-            assert_eq!(newest.trim(), format!("step-{last:08}"), "{run}: the checkpoint is not of the last step");
+            assert_eq!(newest.trim(), format!("step-{last:08}"), "{run}: the checkpoint is not from the last step");
             let names = std::fs::read_dir(run_dir(&stage, run)).expect("the run has a folder").flatten();
             assert!(names.into_iter().all(|entry| !entry.file_name().to_string_lossy().contains("partial")));
         }
@@ -107,12 +107,12 @@ fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
             }
             assert_eq!(code, Some(ExitCode::Preempted.code().into()), "{run}: wrong exit code");
             stopped += 1;
-            // The checkpoint must be of the last step that was reported.
+            // The newest checkpoint must be from the last step that was reported.
             let path = run_dir(&stage, &run);
             let newest = std::fs::read_to_string(path.join("latest")).ok();
             let last = if path.join("events.jsonl").exists() { events(&stage, &run, "progress") } else { Vec::new() };
             let last = last.last().and_then(|last| last["step"].as_u64()).map(|step| format!("step-{step:08}"));
-            assert_eq!(newest.as_deref().map(str::trim), last.as_deref(), "{run}: the checkpoint is of another step");
+            assert_eq!(newest.as_deref().map(str::trim), last.as_deref(), "{run}: the checkpoint is from another step");
             println!("{run}: stopped at {}", last.as_deref().unwrap_or("the start"));
         }
         println!("{run}: {stopped} signals");
@@ -144,7 +144,7 @@ fn signal_while_a_rank_waits_for_data_loses_no_step() {
         signal(launcher.id(), Signal::SIGTERM);
         assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()), "{run}: wrong exit code");
         let newest = std::fs::read_to_string(run_dir(&stage, run).join("latest")).expect("there is a checkpoint");
-        assert_eq!(newest.trim(), "step-00000005", "{run}: the checkpoint is of another step");
+        assert_eq!(newest.trim(), "step-00000005", "{run}: the checkpoint is from another step");
         train(&stage, run, &settings).exits_with(ExitCode::Success);
         assert_eq!(trace(&stage, run), trace(&stage, &whole), "{run}: the losses differ");
         assert_eq!(tensors(&run_dir(&stage, run)), tensors(&run_dir(&stage, &whole)), "{run}: the weights differ");

@@ -73,7 +73,7 @@ fn run_without_a_checkpoint_may_change_its_configuration() {
     let killed = "--workers 1 --set train.steps=4 --set train.global_batch=120 --max-restarts 0";
     let ran = stage.run(&format!("{BASE} --run new {killed} train --inject kill@rank=0,step=2"));
     ran.exits_with(ExitCode::WorkerFailed);
-    assert!(run_dir(&stage, "new").exists(), "the run of a killed worker is gone");
+    assert!(run_dir(&stage, "new").exists(), "the run folder was removed after a worker was killed");
     train(&stage, "new", "--workers 1 --set train.steps=4").exits_with(ExitCode::Success);
 }
 

@@ -67,7 +67,7 @@ fn crash_at_the_same_step_twice_is_final() {
 fn interrupt_ends_the_wait_before_a_restart() {
     let stage = fake("outage@0");
     let mut launcher = stage.command(&line("")).stderr(Stdio::null()).spawn().expect("the launcher can be started");
-    eventually("the launcher waits for two seconds", || {
+    eventually("the launcher begins its wait of two seconds", || {
         run_dir(&stage, "run").join("events.jsonl").exists() && events(&stage, "run", "failed").len() >= 3
     });
     let interrupted = Instant::now();

@@ -87,8 +87,8 @@ fn assert_python_agrees(config: &RunConfig) {
     let got = Tensor::read_npy(&predicted).expect("the script wrote its output");
     // Rust and Python both compute in f32, but they add numbers in different orders.
     let difference = relative(&got, &want);
-    println!("degree {}: Python differs by {difference:e} of the norm", config.model.degree);
-    assert!(difference <= 1e-4, "Python differs by {difference:e} of the norm, wanted at most 1e-4");
+    println!("degree {}: Python's output differs by {difference:e} of the norm", config.model.degree);
+    assert!(difference <= 1e-4, "Python's output differs by {difference:e} of the norm, wanted at most 1e-4");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tch::Kind;
 fn refusal(header: &serde_json::Value, data_bytes: u64) -> String {
     match Header::parse(header.to_string().as_bytes(), data_bytes) {
         Err(HeaderError::Malformed(text)) => text,
-        other => panic!("wanted a malformed header, got {other:?} for {header}"),
+        other => panic!("wanted `HeaderError::Malformed`, got {other:?} for {header}"),
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn assert_same(got: &[(String, Tensor)], want: &[(String, Tensor)]) {
     for (name, want) in want {
         let (_, got) =
             got.iter().find(|(other, _)| other == name).unwrap_or_else(|| panic!("tensor {name} is missing"));
-        assert_eq!((got.kind(), got.size()), (want.kind(), want.size()), "tensor {name} has another type or shape");
+        assert_eq!((got.kind(), got.size()), (want.kind(), want.size()), "tensor {name} has the wrong type or shape");
         assert!(got.equal(want), "the values of tensor {name} differ");
     }
 }

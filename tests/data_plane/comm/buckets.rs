@@ -237,7 +237,7 @@ fn ranks_with_different_parameters_are_refused() {
             parameters.swap(0, 5);
         }
         let error =
-            Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("the ranks have different orders");
+            Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("the parameter orders differ");
         assert!(
             error.to_string().contains("the list of parameters on this rank differs from"),
             "wrong error text: {error}"

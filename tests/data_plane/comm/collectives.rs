@@ -157,7 +157,7 @@ fn sums_are_bit_equal_from_run_to_run() {
         };
         let first: Vec<_> = bits().collect();
         assert_eq!(first[0].len(), 6);
-        assert!(first.iter().all(|lines| *lines == first[0]), "the ranks have different bits: {first:?}");
+        assert!(first.iter().all(|lines| *lines == first[0]), "the ranks got different bits: {first:?}");
         assert_eq!(bits().collect::<Vec<_>>(), first, "two runs gave different bits");
     }
 }

@@ -98,7 +98,7 @@ fn failed_group_fails_every_later_call_at_once() {
         }
         group.all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("rank 2 is stopped");
         let started = Instant::now();
-        group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("the group is closed");
+        group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("the group has failed");
         assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout, after {:?}", started.elapsed());
     });
     outcomes[0].assert_success(0);
@@ -199,7 +199,7 @@ fn duplicate_rank_is_refused() {
 fn ranks_that_disagree_on_the_layout_are_refused() {
     run_ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
         let error =
-            Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("the ranks have two layouts").to_string();
+            Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("the ranks' layouts differ").to_string();
         // Rank 0 serves the store and may give up first. Rank 1 then gets a different error, which is not checked.
         if me.rank == 0 {
             assert!(

@@ -240,7 +240,7 @@ proptest! {
             }
             let first = index.nearest(query).expect("the index has points").0;
             let same = crowd.iter().position(|point| *point == crowd[first as usize]);
-            let same = same.expect("the index returns points of the crowd");
+            let same = same.expect("`crowd` contains the point");
             prop_assert_eq!(same as u32, first, "the index did not return the first of several equal points");
         }
     }

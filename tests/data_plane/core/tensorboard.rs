@@ -158,7 +158,7 @@ fn no_step_is_duplicated_after_a_crash() {
     for (kind, tag) in [("histograms", "weights/a"), ("images", "map")] {
         let steps: Vec<&Value> =
             found[kind][tag].as_array().expect("the tag has events").iter().map(|event| &event[0]).collect();
-        assert_eq!(steps, [13, 15], "wrong steps of the {kind}");
+        assert_eq!(steps, [13, 15], "wrong steps for the {kind}");
     }
 }
 

@@ -76,7 +76,7 @@ fn embedding_does_not_depend_on_its_batch() {
         alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH],
         "the other places of the batch changed bits of the embeddings"
     );
-    assert!(embedder(2).embed(&[]).expect("there is nothing to do").is_empty());
+    assert!(embedder(2).embed(&[]).expect("there is nothing to embed").is_empty());
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn blocks_do_not_depend_on_the_number_of_workers() {
     let sizes: Vec<_> = blocks.iter().map(|block| (block.first, block.images.len())).collect();
     assert_eq!(sizes, [(0, 64), (64, 64), (128, 64), (192, 7)]);
     for world in 2..7 {
-        assert_eq!(read_all(&rows, world), blocks, "{world} workers read other blocks than one worker");
+        assert_eq!(read_all(&rows, world), blocks, "{world} workers and one worker read different blocks");
         assert!(rows.share(0, world).contains(&0), "rank 0 of {world} workers did not get the first block");
     }
     let numbers: Vec<u64> = blocks.iter().flat_map(|block| &block.images).map(|image| image.row).collect();

@@ -78,7 +78,7 @@ fn read(design: &Design) -> Crate {
 /// Describes the violation if `from` may not import `to`.
 fn forbidden_import(design: &Design, from: &str, to: &str) -> Option<String> {
     let row = |module: &str| design.rows.iter().position(|row| row.contains(&module));
-    let Some(own) = row(from) else { return Some(format!("module {from} is in no row")) };
+    let Some(own) = row(from) else { return Some(format!("no layer has the module `{from}`")) };
     let is_never = NEVER.iter().any(|(modules, others)| modules.contains(&from) && others.contains(&to));
     let is_above = row(to).is_some_and(|other| other < own);
     (from != to && (is_never || !is_above)).then(|| format!("{from} -> {to}"))
@@ -236,6 +236,6 @@ fn layer_checks_detect_wrong_imports_and_cycles() {
     assert_eq!(cycles, ["", "train"]);
     assert_eq!(forbidden_import(&LOCDIFF, "native", "comm").as_deref(), Some("native -> comm"));
     assert_eq!(forbidden_import(&LOCDIFF, "shards", "model").as_deref(), Some("shards -> model"));
-    assert_eq!(forbidden_import(&LOCDIFF, "elsewhere", "comm").as_deref(), Some("module elsewhere is in no row"));
+    assert_eq!(forbidden_import(&LOCDIFF, "elsewhere", "comm").as_deref(), Some("no layer has the module `elsewhere`"));
     assert_eq!(forbidden_import(&LOCDIFF, "train", "model"), None);
 }

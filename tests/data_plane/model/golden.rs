@@ -23,7 +23,7 @@ fn network(golden: &Golden) -> CsUnet {
     let placement = Placement::on(Device::Cpu, Precision::F32);
     let mut network = CsUnet::new(Architecture::new(&config, width, 200), placement, Philox::new(0))
         .expect("the architecture is valid");
-    network.parameters_mut().load(&golden.with_prefix("weight.")).expect("the reference has every name and shape");
+    network.parameters_mut().load(&golden.with_prefix("weight.")).expect("the names and shapes match");
     network
 }
 

@@ -131,7 +131,7 @@ fn decoding_on_the_gpu_finds_the_right_points() {
             Anchors::new(basis.clone(), gallery.clone(), GPU, Coarse::of(GPU), budget).expect("the gallery has points");
         let best = anchors.best(&codes_bc, 1).expect("the codes are finite");
         let right = best.rows.iter().zip(&chosen).filter(|(row, wanted)| row[0].0 == **wanted).count();
-        println!("{right} of {} right, coarse pass in {:?}", chosen.len(), Coarse::of(GPU));
+        println!("{right} of {} anchors found, coarse pass in {:?}", chosen.len(), Coarse::of(GPU));
         assert_eq!(right, chosen.len());
     }
     let anchors = Anchors::grid(basis, 21_000, GPU).expect("the grid has points");
@@ -198,7 +198,7 @@ fn only_the_checked_encoder_names_an_invalid_point() {
     let _ = points_n3.get(41).fill_(f64::NAN);
     let error = encoder.encode(&points_n3).expect_err("NaN is not a unit vector").to_string();
     assert!(error.starts_with("points to encode: row 41 is [NaN, "), "wrong error text: {error}");
-    let codes = encoder.encode_unchecked(&points_n3).expect("this encoder does not check points");
+    let codes = encoder.encode_unchecked(&points_n3).expect("`encode_unchecked` does not check points");
     let finite = codes.isfinite().all_dim(1, false).to_device(Device::Cpu);
     let finite: Vec<bool> = Vec::try_from(&finite).expect("the tensor holds booleans");
     assert!(finite.iter().enumerate().all(|(row, finite)| *finite == (row != 41)));

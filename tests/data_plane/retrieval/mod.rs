@@ -48,7 +48,7 @@ fn gallery(count: usize) -> Gallery {
 fn rows(tensor: &Tensor) -> Vec<Vec<f64>> {
     let width = *tensor.size().last().expect("the tensor has a dimension") as usize;
     let all =
-        Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous().view([-1])).expect("the tensor has numbers");
+        Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous().view([-1])).expect("the tensor holds numbers");
     all.chunks_exact(width).map(<[f64]>::to_vec).collect()
 }
 
@@ -144,7 +144,7 @@ fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
     for (scored, point) in
         retriever.score(&queries, &vec![Vec::new(); 3], 1).expect("the inputs are valid").iter().zip(shown)
     {
-        assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "the best point is another place");
+        assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "the wrong point is best");
         assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "the cosine is not 1");
     }
     // With GeoCLIP's image head, the logit of a photo with ten crops is the mean of the crops' logits.

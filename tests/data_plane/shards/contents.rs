@@ -77,7 +77,7 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     let mut first = open(&folder);
     let survey = Survey::begin(&first, &config).expect("the data is valid");
     let contents = survey.contents.clone().expect("data without a manifest is hashed");
-    assert_eq!(contents, first.read_contents().expect("the blocks are valid"), "the scan computed other checksums");
+    assert_eq!(contents, first.read_contents().expect("the blocks are valid"), "the scan gave wrong checksums");
     let mark = bookmark(&first, survey.contents.clone());
     let resumed = Survey::resume(&mut open(&folder), &config, &mark, &location).expect("nothing has changed");
     assert_eq!((resumed.contents.as_ref(), resumed.mask), (Some(&contents), survey.mask));
@@ -112,7 +112,7 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     // If the bookmark of a checkpoint has no `contents` (checksums), resuming computes them and records them.
     let without_contents = bookmark(&first, None);
     let resumed = Survey::resume(&mut open(&folder), &config, &without_contents, &location)
-        .expect("the bookmark has no contents");
+        .expect("a bookmark needs no contents");
     assert_eq!(resumed.contents, Some(open(&folder).read_contents().expect("the blocks are valid")));
 }
 

@@ -130,7 +130,7 @@ fn column_names_come_from_the_configuration() {
         ),
         (
             ShardsConfig { latitude_column: "id".into(), ..ShardsConfig::default() },
-            "column `id`: is Utf8, wanted a float or an integer",
+            "column `id`: is Utf8, wanted a float, int32 or int64",
         ),
     ] {
         let error = Dataset::open(&path, &config).err().expect("the result is not an error");

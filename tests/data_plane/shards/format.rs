@@ -63,7 +63,7 @@ fn shards_are_read_back_and_equal_rows_make_equal_files() {
         assert_eq!(
             fs::read(one.join(&name)).expect("the file can be read"),
             fs::read(two.join(&name)).expect("the file can be read"),
-            "{name} has other bytes"
+            "the two copies of {name} differ"
         );
     }
     fs::remove_file(two.join(MANIFEST_NAME)).expect("the file exists");
@@ -239,7 +239,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
     let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let out = folder.path().join("out");
     let nan = write_with(&out, options(), |_, _, values| values[50 * WIDTH + 2] = f16::NAN)
-        .expect_err("an embedding has NaN");
+        .expect_err("an embedding contains NaN");
     assert_eq!(nan.exit_code(), ExitCode::BadData);
     assert!(nan.to_string().contains("column `embedding`: row 2: NaN, wanted a finite number"), "wrong error: {nan}");
     assert!(nan.to_string().contains("part-00001.parquet: row group 0"), "the file is not named in: {nan}");
@@ -284,7 +284,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
         open(&out).expect("the shards are valid").manifest().expect("the folder has a manifest").source,
         "second"
     );
-    assert_eq!(names(folder.path()), ["out"], "the overwrite left other files");
+    assert_eq!(names(folder.path()), ["out"], "the overwrite left extra files");
     // With `--overwrite`, a folder that does not hold shards is not replaced.
     let notes = folder.path().join("notes");
     fs::create_dir(&notes).expect("the folder can be created");
@@ -315,7 +315,7 @@ mod long {
     /// Anonymous resident memory of this process in bytes (`RssAnon`). Mapped files are not counted.
     fn anonymous_bytes() -> u64 {
         let text = fs::read_to_string("/proc/self/status").expect("Linux has /proc");
-        let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("the file has a line RssAnon");
+        let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("Linux reports `RssAnon`");
         line.split_whitespace()
             .nth(1)
             .expect("the line has a second field")

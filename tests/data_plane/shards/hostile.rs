@@ -83,7 +83,7 @@ fn false_footer_is_refused_with_file_and_row_group() {
         let error =
             open(&folder, OnBadRows::Error).err().unwrap_or_else(|| panic!("a footer with {name} was accepted"));
         let (code, text) = (error.exit_code(), error.to_string());
-        assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: wrong exit code {code:?} of: {text}");
+        assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: wrong exit code {code:?} for: {text}");
         assert!(
             text.contains("part-00000.parquet") && text.contains("row group 1"),
             "{name}: file or row group is not named in: {text}"

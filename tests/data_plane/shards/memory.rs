@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use locdiff::shards::{BlockRows, Blocks, DataLayout, Sample, ShardsError, Spot};
 
-/// A fault in the reading of one block.
+/// What goes wrong when a block is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The read returns a checksum error.

@@ -219,8 +219,8 @@ fn bookmark_resumes_only_its_own_data() {
     let (layout, options) = (plan.layout().clone(), plan.options().clone());
     let error = refused(DataLayout { fingerprint: 10, ..layout.clone() }, Mask::none(), options.clone());
     assert_eq!(error.exit_code().code(), 23);
-    let wanted = "shards/x: the data has changed since it was first opened: its fingerprint is 000000000000000a, wanted 0000000000000009; \
-        restore the data that the run began with";
+    let wanted = "shards/x: the data has changed since it was first opened: its fingerprint is 000000000000000a, \
+        but the run began with data of fingerprint 0000000000000009; restore that data";
     assert!(error.to_string().starts_with(wanted), "{error}");
     let mask = Mask::new([(3, vec![5, 6])].into(), &layout.block_rows).expect("the skipped rows exist");
     let error = refused(layout.clone(), mask, options.clone());
@@ -306,7 +306,7 @@ fn replay_proves_each_row_once_for_every_world_size() {
         Replay { world_sizes: vec![1, 0], ..replay.clone() }.run(&memory, mask.clone(), &ShardsConfig::default());
     let error = error.expect_err("a world size is 0");
     assert_eq!(
-        (error.exit_code().code(), error.to_string().contains("--world-sizes has 0")),
+        (error.exit_code().code(), error.to_string().contains("--world-sizes contains 0")),
         (10, true),
         "wrong error or exit code: {error}"
     );

@@ -400,7 +400,7 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     stage.server.fail(Faults::None);
     let dataset = stage.open("ours", &quick).expect("the shards are valid");
     let assert_read_fails = |wanted: &[&str], code: ExitCode| {
-        let error = dataset.read(1, 0, &mut BlockRows::default()).expect_err("the server or the location fails");
+        let error = dataset.read(1, 0, &mut BlockRows::default()).expect_err("the server fails or the file changed");
         let text = error.to_string();
         println!("{text}");
         assert!(wanted.iter().all(|part| text.contains(part)), "a part of {wanted:?} is missing in: {text}");

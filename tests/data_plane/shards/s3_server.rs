@@ -32,7 +32,7 @@ pub(crate) enum Faults {
     AlwaysReset,
 }
 
-/// The fault of one request.
+/// The fault that the server injects into one response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,

@@ -30,8 +30,8 @@ fn usable_rows_are_those_that_the_mask_keeps() {
                 longitudes: kept.iter().map(|row| all.longitudes[*row]).collect(),
                 embeddings: kept.iter().flat_map(of_row).collect(),
             };
-            assert_eq!(left, want, "wrong rows of block {block}, view {view}");
-            assert_eq!(places, BlockRows { embeddings: Vec::new(), ..want }, "wrong coordinates of block {block}");
+            assert_eq!(left, want, "wrong rows in block {block}, view {view}");
+            assert_eq!(places, BlockRows { embeddings: Vec::new(), ..want }, "wrong coordinates in block {block}");
         }
     }
 }

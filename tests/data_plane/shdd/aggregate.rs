@@ -143,7 +143,7 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
         found.converged && found.point.distance(center).0 < 600.0 && found.point != nearest,
         "the samples gave {found:?}"
     );
-    // The program computes codes and normalisation in f32, `log_mixture` computes in f64.
+    // The program computes codes and normalisation in f32, and `log_mixture` in f64.
     let height = log_mixture(&decoder, &samples, found.point);
     assert!((found.score - height).abs() < 1e-4, "the score is {}, wanted {height}", found.score);
     assert!(height > log_mixture(&decoder, &samples, nearest));

@@ -119,7 +119,7 @@ fn decode_of_equal_scores_takes_the_first_anchors() {
                 assert_eq!(
                     found,
                     (0..count).collect::<Vec<_>>(),
-                    "{coarse:?}, tiles of {tile_bytes} bytes: did not find the first anchors"
+                    "{coarse:?}, tiles of {tile_bytes} bytes: the first anchors were not found"
                 );
             }
         }
@@ -207,7 +207,7 @@ fn decode_rescoring_finds_what_16_bits_miss() {
         assert_eq!(
             share(&rows.iter().map(|row| row[0].0).collect::<Vec<_>>()),
             0.0,
-            "{coarse:?}: some codes are more than 1 km off"
+            "{coarse:?}: some places are more than 1 km off"
         );
     }
 }
@@ -263,13 +263,13 @@ fn decode_neighbourhood_sums_equal_brute_force() {
             anchors.scores(&codes_bc).expect("the codes are finite").view([-1]).try_into().expect("scores are f32");
         let wanted = brute_force_log_sums(&points, &scores, radius_km);
         let largest = wanted.iter().copied().fold(0.0, f64::max);
-        assert!(largest > 150.0, "scores of {largest} are too small to overflow f32");
+        assert!(largest > 150.0, "the largest log sum is {largest}, too small to test for overflow");
         let found = Neighbourhood::new(&points, radius_km).expect("the radius is valid").log_sums(&scores);
         for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             // `log_sums` omits terms below e⁻³² times the largest term. There are fewer than a thousand such terms, so
             // only small sums are inexact. Small sums are not compared.
             let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
-            assert!(close, "the sum of anchor {anchor} within {radius_km} km is {found}, wanted {wanted}");
+            assert!(close, "the log sum of anchor {anchor} within {radius_km} km is {found}, wanted {wanted}");
         }
     }
 }

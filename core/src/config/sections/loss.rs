@@ -30,7 +30,7 @@ section! {
         pub l2_weight: f64 = 1.0,
         /// Weight of the mean absolute error.
         pub l1_weight: f64 = 0.0,
-        /// Weight of one minus the cosine similarity.
+        /// Weight of the cosine distance (1 - cosine similarity).
         pub cosine_weight: f64 = 0.0,
     }
 }

@@ -81,7 +81,7 @@ section! {
 }
 
 impl ShardsConfig {
-    /// Whether a location is a path, not a glob or a URL.
+    /// Whether a location is a path rather than a glob or a URL.
     pub fn is_path(location: &str) -> bool {
         !location.contains("://") && !location.contains(['*', '?', '['])
     }

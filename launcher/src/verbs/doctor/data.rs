@@ -16,7 +16,7 @@ pub(super) struct DataReport {
     pub(super) findings: Vec<(&'static str, Finding)>,
     /// False if the training shards are known to be missing.
     pub(super) has_training: bool,
-    /// The next verb with its arguments.
+    /// The verb to run next, with its arguments.
     next: String,
 }
 
@@ -36,7 +36,7 @@ impl DataReport {
         let next = match &found {
             Ok(None) if is_missing("shards.train") && is_default => "demo".to_owned(),
             _ if is_missing("shards.train") => build(&config.shards.train),
-            _ if geoclip.0 != Level::Ok => "geoclip import".to_owned(),
+            _ if geoclip.0 != Level::Ok => import(&config.retrieval.geoclip),
             Ok(Some(run)) if run.is_alive() => "status".to_owned(),
             Ok(Some(run)) if run.is_ended() && is_missing("shards.test") => build(&config.shards.test),
             Ok(Some(run)) if run.is_ended() => "eval --hybrid".to_owned(),
@@ -66,6 +66,12 @@ fn shards_at(key: &str, location: &str) -> Finding {
     }
 }
 
+/// The command that imports GeoCLIP's weights into `folder`.
+fn import(folder: &str) -> String {
+    let is_default = folder == RunConfig::default().retrieval.geoclip;
+    if is_default { "geoclip import".to_owned() } else { format!("geoclip import --out {}", quoted(folder)) }
+}
+
 fn geoclip(config: &RunConfig) -> Finding {
     let folder = &config.retrieval.geoclip;
     match config.retrieval.head {
@@ -78,8 +84,8 @@ fn geoclip(config: &RunConfig) -> Finding {
         RetrievalHead::Knn => (Level::Ok, "not needed: retrieval.head is \"knn\"".to_owned()),
         _ => {
             let text = format!(
-                "no weights in {folder} (retrieval.geoclip); LocDiff-H needs them: import them with `locdiff-launch \
-                 geoclip import`"
+                "no weights in {folder} (retrieval.geoclip); LocDiff-H needs them: import them with `locdiff-launch {}`",
+                import(folder)
             );
             (Level::Warning, text)
         }

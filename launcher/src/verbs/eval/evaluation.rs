@@ -203,7 +203,7 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
         tracing::warn!("the run is not evaluated: {missing}");
         return Ok(None);
     }
-    // The galleries of all workers together may take half of the memory.
+    // The galleries of all workers together may take half of the available memory.
     let gallery_bytes_max = memory_available_bytes(Path::new("/")) / 2 / evaluation.world.slots.len().max(1) as u64;
     let mut hybrid = HybridRequest::IfItFits { gallery_bytes_max };
     if let Some(missing) = missing_for_retrieval(&config.retrieval) {

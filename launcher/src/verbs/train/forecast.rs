@@ -75,7 +75,7 @@ impl Estimate {
     pub(super) fn log(&self) {
         match training_time("about", self.seconds, self.steps) {
             (text, true) => tracing::warn!("{text}"),
-            (text, false) => tracing::info!("{text}, by the speed of {} steps", self.timed),
+            (text, false) => tracing::info!("{text}, going by the speed of {} steps", self.timed),
         }
     }
 }
