@@ -90,7 +90,7 @@ impl LaunchError {
         Self { gang: Some(Box::new(gang)), ..self }
     }
 
-    /// Adds a prefix to the message: `name`, the flag or the configuration field that the error is about.
+    /// Prefixes the message with `name`, which is the flag or configuration field that the error is about.
     #[must_use]
     pub fn about(self, name: &str) -> Self {
         Self { text: format!("{name}: {}", self.text), ..self }

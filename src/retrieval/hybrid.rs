@@ -48,8 +48,8 @@ impl ImageSamples {
         }
     }
 
-    /// The gallery index of LocDiff-H's answer with the settings `setting`. The answer is one of `candidates`, or
-    /// `None` if there are no candidates. `logits` holds the logit of each candidate.
+    /// LocDiff-H's answer under `setting`, as the index of a gallery point. It is one of `candidates`, or `None` if there
+    /// are no candidates. `logits` holds the logit of each candidate.
     pub fn answer(&self, setting: &Hybrid, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
         let logit = |place: usize| f64::from(logits[place]);
         let scores: Vec<f64> = match setting.mode {

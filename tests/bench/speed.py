@@ -70,6 +70,7 @@ def main():
     parser.add_argument("launcher", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--work", default="train,sample", help="what to compare, separated by commas: train, sample")
     parser.add_argument("--modes", default="", help="modes of PyTorch, separated by commas; default: all that the device supports")
     parser.add_argument("--out", type=Path, help="file for all numbers as JSON")
     options = parser.parse_args()
@@ -85,7 +86,7 @@ def main():
         cases += [("sample", {"degree": 47, "images": images, "samples": 16, "steps": steps}) for steps, images in ((20, 512), (200, 256))]
     else:
         cases = [("train", {"degree": 15, "batch": 512, "anchors": 512, "iterations": 50})]
-    found = [compare(options, what, case, modes) for what, case in cases]
+    found = [compare(options, what, case, modes) for what, case in cases if what in options.work.split(",")]
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
 

@@ -117,7 +117,8 @@ fn damaged_wheels_and_folders_are_refused() {
     std::fs::write(&weights, bytes).expect("the file can be written");
     let error = Geoclip::open(&out).expect_err("a bit was flipped");
     assert!(
-        error.exit_code() == ExitCode::Corrupt && error.to_string().contains("geoclip.safetensors: xxh3"),
+        error.exit_code() == ExitCode::Corrupt
+            && error.to_string().contains("geoclip.safetensors: the xxh3 checksum is "),
         "{error}"
     );
     std::fs::remove_file(&weights).expect("the file exists");

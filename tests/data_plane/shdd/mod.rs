@@ -218,8 +218,8 @@ fn shdd_first_harmonics_equal_the_textbook() {
     }
 }
 
-/// Compares the harmonics with the paper's closed form, which `tests/golden/make_harmonics.py` computes in 80 digits.
-/// The comparison checks the sign, the position and the size of each of the 2304 dimensions.
+/// Compares the harmonics with the paper's closed form, which `tests/golden/make_harmonics.py` computes to 80 digits.
+/// The comparison checks the sign, the position and the magnitude of each of the 2304 coefficients.
 #[test]
 fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
     let golden = Golden::of("harmonics.safetensors");
