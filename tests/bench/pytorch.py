@@ -153,8 +153,6 @@ class Sampling:
 
     def predicted(self, x_nd, t):
         timesteps_n = torch.full((self.chains,), t, device=self.device)
-        if self.options.mode == "whole":
-            return self.predict(x_nd.bfloat16(), timesteps_n, self.image.bfloat16()).float()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             return self.predict(x_nd, timesteps_n, self.image).float()
 
@@ -212,7 +210,7 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.0)
     for name, value in (
         ("degree", 47), ("batch", 512), ("anchors", 2048), ("iterations", 200),
-        ("images", 512), ("block", 64), ("samples", 16), ("steps", 20), ("gallery", 100_000), ("threads", 0),
+        ("images", 512), ("block", 256), ("samples", 16), ("steps", 20), ("gallery", 100_000), ("threads", 0),
     ):
         parser.add_argument("--" + name, type=int, default=value)
     options = parser.parse_args()
