@@ -6,7 +6,7 @@
 //! module is not replaced by a crate.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
@@ -38,7 +38,7 @@ cuda_functions! {
         shared_bytes: c_uint,
         arguments: *mut *mut c_void,
     );
-    fn locdiff_cuda_tensor_address(tensor: *const c_void, out: *mut *mut c_void);
+    fn locdiff_cuda_tensor_address(tensor: *const c_void, contiguous: c_int, out: *mut *mut c_void);
 }
 
 /// Limit on the number of parameters of a kernel. Every kernel of this project has fewer.
@@ -60,6 +60,9 @@ static MODULES: Mutex<Option<HashMap<ModuleKey, Module>>> = Mutex::new(None);
 pub enum Arg<'a> {
     /// The address of a contiguous tensor on the current device.
     Tensor(&'a Tensor),
+    /// The address of the first element of a tensor on the current device. The tensor need not be contiguous: the
+    /// kernel knows its strides.
+    Strided(&'a Tensor),
     /// A null pointer.
     Null,
     /// `int`
@@ -70,6 +73,8 @@ pub enum Arg<'a> {
     I64(i64),
     /// `unsigned long long`
     U64(u64),
+    /// `float`
+    F32(f32),
 }
 
 impl Arg<'_> {
@@ -77,20 +82,22 @@ impl Arg<'_> {
     fn encode(&self) -> Result<(u64, usize), NativeError> {
         let low = |bytes: [u8; 4]| u64::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3], 0, 0, 0, 0]);
         Ok(match self {
-            Self::Tensor(tensor) => (address(tensor)? as u64, 8),
+            Self::Tensor(tensor) => (address(tensor, true)? as u64, 8),
+            Self::Strided(tensor) => (address(tensor, false)? as u64, 8),
             Self::Null => (0, 8),
             Self::I32(value) => (low(value.to_ne_bytes()), 4),
             Self::U32(value) => (low(value.to_ne_bytes()), 4),
             Self::I64(value) => (u64::from_ne_bytes(value.to_ne_bytes()), 8),
             Self::U64(value) => (*value, 8),
+            Self::F32(value) => (low(value.to_ne_bytes()), 4),
         })
     }
 }
 
-fn address(tensor: &Tensor) -> Result<usize, NativeError> {
+fn address(tensor: &Tensor, contiguous: bool) -> Result<usize, NativeError> {
     let mut out = std::ptr::null_mut();
     // SAFETY: the tensor is live, and `out` has room for one pointer.
-    let status = unsafe { locdiff_cuda_tensor_address(pointer(tensor), &raw mut out) };
+    let status = unsafe { locdiff_cuda_tensor_address(pointer(tensor), c_int::from(contiguous), &raw mut out) };
     check("kernel argument", status)?;
     Ok(out.addr())
 }
@@ -193,6 +200,7 @@ mod tests {
         assert_eq!(encode(Arg::U32(7)), (7, 4));
         assert_eq!(encode(Arg::I64(-1)), (u64::MAX, 8));
         assert_eq!(encode(Arg::Null), (0, 8));
+        assert_eq!(encode(Arg::F32(1.0)), (0x3f80_0000, 4));
         let on_cpu = Tensor::from_slice(&[1.0_f32]);
         assert!(Arg::Tensor(&on_cpu).encode().is_err());
     }

@@ -172,13 +172,14 @@ int locdiff_cuda_kernel_launch(void* kernel, const unsigned* grid, const unsigne
   });
 }
 
-// Writes the address of a tensor's elements to `*out`. The tensor must be contiguous and on the current CUDA device.
-int locdiff_cuda_tensor_address(const void* tensor, void** out) {
+// Writes the address of a tensor's first element to `*out`. The tensor must be on the current CUDA device and, if
+// `contiguous` is not 0, contiguous.
+int locdiff_cuda_tensor_address(const void* tensor, int contiguous, void** out) {
   return locdiff::guarded([&] {
     const auto& value = *static_cast<const at::Tensor*>(tensor);
     TORCH_CHECK(value.is_cuda() && value.device().index() == c10::cuda::current_device(), "the tensor is on ",
                 value.device(), ", wanted cuda:", static_cast<int>(c10::cuda::current_device()));
-    TORCH_CHECK(value.is_contiguous(), "the tensor is not contiguous: sizes ", value.sizes(), ", strides ",
+    TORCH_CHECK(!contiguous || value.is_contiguous(), "the tensor is not contiguous: sizes ", value.sizes(), ", strides ",
                 value.strides());
     *out = value.data_ptr();
   });
