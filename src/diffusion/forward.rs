@@ -35,6 +35,16 @@ impl Forward {
         })
     }
 
+    /// s · √ᾱ at every timestep, `[t, 1]`.
+    pub fn signal(&self) -> &Tensor {
+        &self.signal_t1
+    }
+
+    /// √(1 − ᾱ) at every timestep, `[t, 1]`.
+    pub fn noise(&self) -> &Tensor {
+        &self.noise_t1
+    }
+
     /// Returns x_t for the unscaled codes `x0_bd`, the timesteps `t_b` (i64) and the standard normal noise `noise_bd`.
     pub fn noised(&self, x0_bd: &Tensor, t_b: &Tensor, noise_bd: &Tensor) -> Result<Tensor, DiffusionError> {
         let signal_bd = self.signal_t1.f_index_select(0, t_b)?.f_mul(x0_bd)?;

@@ -14,4 +14,4 @@ mod weighted;
 
 pub use crate::shdd::CODE_SCALE;
 pub use error::LossError;
-pub use weighted::{Inputs, Loss, Losses};
+pub use weighted::{Inputs, Loss, Losses, not_finite};

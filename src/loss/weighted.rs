@@ -30,11 +30,16 @@ const COSINE_EPSILON: f64 = 1e-8;
 /// The loss function: its terms and their weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loss {
-    direction: KlDirection,
-    kl_weight: f64,
-    l2_weight: f64,
-    l1_weight: f64,
-    cosine_weight: f64,
+    /// Direction of the KL divergence.
+    pub direction: KlDirection,
+    /// Weight of the KL divergence.
+    pub kl_weight: f64,
+    /// Weight of the mean squared error.
+    pub l2_weight: f64,
+    /// Weight of the mean absolute error.
+    pub l1_weight: f64,
+    /// Weight of one minus the cosine similarity.
+    pub cosine_weight: f64,
     precision: Precision,
 }
 
@@ -68,7 +73,7 @@ pub struct Losses {
     pub cosine: Option<Tensor>,
     /// The largest finite magnitude among the prediction's logits over this rank's anchors. If the weight of the KL
     /// divergence is 0, this is the largest finite magnitude in the prediction. It is -1 if no value is finite.
-    largest: Tensor,
+    pub largest: Tensor,
 }
 
 impl Loss {
@@ -151,14 +156,19 @@ impl Losses {
         if loss.is_finite() {
             return Ok(loss);
         }
-        let what = if self.kl.is_some() { "logit over the anchors" } else { "value of the prediction" };
-        let largest = match self.largest.f_double_value(&[])? {
-            largest if largest >= 0.0 => format!("the largest finite {what} is {largest}"),
-            _ => format!("no {what} is finite"),
-        };
-        let advice = "lower train.learning_rate, or set train.precision = \"f32\"";
-        Err(LossError::Bad(format!("step {step}, rank {rank}: the loss is {loss}; {largest}; {advice}")))
+        Err(not_finite(step, rank, loss, self.largest.f_double_value(&[])?, self.kl.is_some()))
     }
+}
+
+/// The error for a loss that is not finite. `largest` is [`Losses::largest`], and `has_kl` says whether it is a logit.
+pub fn not_finite(step: u64, rank: u32, loss: f64, largest: f64, has_kl: bool) -> LossError {
+    let what = if has_kl { "logit over the anchors" } else { "value of the prediction" };
+    let largest = match largest {
+        largest if largest >= 0.0 => format!("the largest finite {what} is {largest}"),
+        _ => format!("no {what} is finite"),
+    };
+    let advice = "lower train.learning_rate, or set train.precision = \"f32\"";
+    LossError::Bad(format!("step {step}, rank {rank}: the loss is {loss}; {largest}; {advice}"))
 }
 
 /// The largest magnitude among the finite values, as a scalar on the device. -1 if no value is finite.

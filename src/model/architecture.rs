@@ -29,11 +29,15 @@ pub struct Architecture {
 
 /// The sizes of one C-Siren.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ModuleShape {
-    pub(super) name: &'static str,
-    pub(super) input: i64,
-    pub(super) hidden: i64,
-    pub(super) output: i64,
+pub struct ModuleShape {
+    /// Name of the module, with which the names of its parameters begin.
+    pub name: &'static str,
+    /// Width of the input.
+    pub input: i64,
+    /// Width of the hidden values.
+    pub hidden: i64,
+    /// Width of the output.
+    pub output: i64,
 }
 
 /// Distribution of a parameter's initial values.
@@ -70,7 +74,7 @@ impl Architecture {
     }
 
     /// The six modules in the order in which they run.
-    pub(super) fn modules(&self) -> [ModuleShape; 6] {
+    pub fn modules(&self) -> [ModuleShape; 6] {
         let [a, b, c] = self.widths;
         let module = |name, input, output| {
             let hidden = self.bottleneck.unwrap_or(output);

@@ -94,6 +94,11 @@ impl CsUnet {
         &self.placement
     }
 
+    /// The sinusoidal embedding of every timestep, `[t, 200]`, in the type of the master weights.
+    pub fn time_embedding(&self) -> &Tensor {
+        &self.time_embedding_t
+    }
+
     /// The weights.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters

@@ -21,7 +21,7 @@ mod gather;
 mod parameters;
 mod split;
 
-pub use architecture::Architecture;
+pub use architecture::{Architecture, ModuleShape};
 pub use c_siren::DropoutDraws;
 pub use compute::Placement;
 pub use cs_unet::{Conditioned, CsUnet, TimeTable, Timesteps};

@@ -16,7 +16,7 @@ use crate::native::random::{RandomTensors, RowDraw, Step};
 pub struct Parameter {
     /// Name of the parameter in the PyTorch reference implementation.
     pub name: String,
-    /// The values of this part: a leaf tensor that requires a gradient.
+    /// The values of this part. A leaf tensor that requires a gradient, unless [`Parameters::move_into`] replaced it.
     pub tensor: Tensor,
     /// How the whole parameter is split over ranks.
     pub split: Split,
@@ -59,6 +59,17 @@ impl Parameters {
     /// optimiser can update the parameters in place.
     pub fn tensors(&self) -> Vec<Tensor> {
         self.list.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
+    }
+
+    /// Moves the values into `places`, which become the tensors of the parameters. `places` holds one tensor per
+    /// parameter, in the order of the list and with the shape of the parameter. The parameters then need no gradient.
+    pub fn move_into(&mut self, places: Vec<Tensor>) -> Result<(), ModelError> {
+        let _without_gradients = tch::no_grad_guard();
+        for (parameter, mut place) in self.list.iter_mut().zip(places) {
+            place.f_copy_(&parameter.tensor)?;
+            parameter.tensor = place;
+        }
+        Ok(())
     }
 
     /// Gathers whole tensors and returns each with the name of its parameter. `tensors` holds one tensor per parameter,

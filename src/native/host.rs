@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use tch::{Device, Kind, Tensor};
 
 use super::error::{NativeError, check, out_tensor};
+use super::optim::pointer;
 use super::row_pool::{RowPlaces, RowPool};
 
 /// Bytes per float16.
@@ -15,6 +16,22 @@ const HALF_BYTES: usize = 2;
 unsafe extern "C" {
     fn locdiff_host_rows(rows: i64, width: i64, pinned: c_int, out: *mut *mut c_void) -> c_int;
     fn locdiff_is_alone(tensor: *const c_void, out: *mut c_int) -> c_int;
+    fn locdiff_copy_async(to: *mut c_void, from: *const c_void) -> c_int;
+}
+
+/// Allocates a pinned tensor of `count` numbers in main memory. Their total number of bytes must be even. The numbers are
+/// not initialised. Needs the CUDA variant and a GPU.
+pub fn pinned(count: i64, kind: Kind) -> Result<Tensor, NativeError> {
+    let bytes = allocate(1, count as usize * kind.elt_size_in_bytes() / HALF_BYTES, true)?;
+    Ok(bytes.f_view_dtype(kind)?.f_view([count])?)
+}
+
+/// Copies `from` into `to`, which must have the same shape. If one of them is pinned and the other is on a GPU, the
+/// host does not wait, and the copy takes place in the order of the current stream.
+pub fn copy_async(to: &mut Tensor, from: &Tensor) -> Result<(), NativeError> {
+    // SAFETY: both tensors are alive.
+    let status = unsafe { locdiff_copy_async(pointer(to), pointer(from)) };
+    check("asynchronous copy", status)
 }
 
 /// A `[rows, width]` float16 tensor that is filled row by row through [`RowPlaces`]. Each row is assigned once, and

@@ -42,12 +42,19 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     let mut trainer = Trainer::new(config, width, None, ranks)?;
     let meter = Meter::new(config, &trainer, ranks);
     let batches = (0..BATCHES).map(|index| batch(job, index, width, ranks)).collect::<Result<Vec<_>, _>>()?;
-    let mut times_ms = Vec::new();
+    let ahead = usize::from(trainer.work.can_run_ahead());
+    let (mut times_ms, mut begun) = (Vec::new(), Instant::now());
     for step in 0..u64::from(WARM_UP + job.steps) {
         pulse::begin_step(step + 1);
-        let begun = Instant::now();
-        trainer.step(step, &batches[(step % BATCHES) as usize], &StepOptions::default())?;
+        trainer.launch(step, &batches[(step % BATCHES) as usize], &StepOptions::default())?;
+        while trainer.in_flight() > ahead {
+            trainer.finish()?;
+        }
         times_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        begun = Instant::now();
+    }
+    while trainer.in_flight() > 0 {
+        trainer.finish()?;
     }
     let global_batch = f64::from(config.train.global_batch);
     let memory = speed(times_ms.split_off(WARM_UP as usize), global_batch, meter.step_flops(), 0.0);
@@ -56,9 +63,10 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
         _ => None,
     };
     let (graph_nodes, kind) = (trainer.graph_nodes(), trainer.work.network.placement().compute_kind());
+    let path = trainer.work.path();
     drop((trainer, batches));
     Ok(TrainBenched {
-        path: "autograd".to_owned(),
+        path: path.to_owned(),
         graph_nodes: graph_nodes.map(|nodes| nodes as u64),
         memory,
         end_to_end: end_to_end(job, ranks, meter.step_flops())?,

@@ -6,7 +6,7 @@
 //! - `data`: scans the data on rank 0, broadcasts the findings to all ranks, and makes the batches.
 //! - `step`: one optimiser step (`Trainer`). The bits of a step do not depend on where the run was interrupted. On CUDA
 //!   a step can be recorded as a graph and replayed.
-//! - `work`: the part of a step that runs on the device. `feed` holds the inputs of a step, and `codes` encodes points.
+//! - `work`: the part of a step that runs on the device, with autograd or with kernels of its own.
 //! - `replicas`: finds ranks whose bits differ from those of their peers.
 //! - `schedule`: learning rate and decay of the weight average, as functions of the step.
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
@@ -20,11 +20,9 @@
 //! device and the layout of workers. It does not depend on clocks or restarts.
 
 mod bench;
-mod codes;
 mod data;
 mod error;
 mod faults;
-mod feed;
 mod observe;
 mod quick;
 mod replicas;

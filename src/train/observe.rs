@@ -18,9 +18,9 @@ use locdiff_core::protocol::{
 use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard, board_folder};
 use serde_json::Value as Json;
 
-use super::codes::Codes;
 use super::error::TrainError;
 use super::step::{StepOutcome, Trainer};
+use super::work::Codes;
 
 pub(super) use meter::Meter;
 pub(super) use pictures::PictureData;
@@ -153,11 +153,16 @@ impl Observer {
         self.spent.checkpoint_s += checkpoint.as_secs_f64();
     }
 
-    /// Records histograms of the weights if they are due: every `train.histogram_every` steps and after the last step.
-    /// They are never due if that setting is 0.
-    pub(super) fn maybe_record_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
+    /// Whether rank 0 records histograms of the weights after step `step`: every `train.histogram_every` steps and after
+    /// the last step. Never, if that setting is 0.
+    pub(super) fn records_weights(&self, step: u64) -> bool {
         let every = self.train.histogram_every;
-        let is_due = every > 0 && (step.is_multiple_of(every) || step == self.train.steps);
+        every > 0 && (step.is_multiple_of(every) || step == self.train.steps)
+    }
+
+    /// Records histograms of the weights if they are due.
+    pub(super) fn maybe_record_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
+        let is_due = self.records_weights(step);
         let Some((board, _)) = self.board.as_mut().filter(|_| is_due) else { return Ok(()) };
         let histograms = weights::histograms(trainer.work.network.parameters().iter())?;
         board.write(|board| board.histograms(step, &histograms));

@@ -13,17 +13,22 @@ use tch::{Device, Kind, Tensor};
 use super::error::TrainError;
 use crate::comm::Group;
 
-/// A digest of the bits of f32 tensors. The bits of each number are read as an integer, the integers of each tensor are
+/// A digest of the bits of f32 or bf16 tensors. The bits of each number are read as an integer, the integers of each tensor are
 /// added up, and the digest is a hash of the sums of all tensors. A single flipped bit always changes a sum. The device
 /// computes the sums, and only the sums are copied to the host.
 pub(super) fn digest(tensors: &[Tensor]) -> Result<u64, TrainError> {
     let _without_gradients = tch::no_grad_guard();
-    let sum = |tensor: &Tensor| tensor.f_detach()?.f_view_dtype(Kind::Int)?.f_sum(Kind::Int64);
+    let sum = |tensor: &Tensor| tensor.f_detach()?.f_view_dtype(integer(tensor))?.f_sum(Kind::Int64);
     let sums = tensors.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
     let sums = Vec::<i64>::try_from(Tensor::f_stack(&sums, 0)?.f_to_device(Device::Cpu)?)?;
     let mut hasher = DefaultHasher::new();
     sums.hash(&mut hasher);
     Ok(hasher.finish())
+}
+
+/// The type of integers that have as many bits as the numbers of `tensor`.
+fn integer(tensor: &Tensor) -> Kind {
+    if tensor.kind() == Kind::BFloat16 { Kind::Int16 } else { Kind::Int }
 }
 
 /// Gathers `numbers` from all ranks of `group`. The result has one list per rank.
@@ -71,10 +76,10 @@ pub(super) fn wrong_ranks(replayed: &[Replayed]) -> Vec<usize> {
     wrong
 }
 
-/// Injected fault: flips the lowest bit of the first number of an f32 tensor.
+/// Injected fault: flips the lowest bit of the first number of an f32 or bf16 tensor.
 pub(super) fn flip_bit(tensor: &Tensor) -> Result<(), TrainError> {
     let _without_gradients = tch::no_grad_guard();
-    let mut bits = tensor.f_detach()?.f_view([-1])?.f_narrow(0, 0, 1)?.f_view_dtype(Kind::Int)?;
+    let mut bits = tensor.f_detach()?.f_view([-1])?.f_narrow(0, 0, 1)?.f_view_dtype(integer(tensor))?;
     let flipped = bits.f_bitwise_xor(1)?;
     bits.f_copy_(&flipped)?;
     Ok(())

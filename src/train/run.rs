@@ -1,5 +1,6 @@
 //! The training loop.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use locdiff_core::files::Files;
@@ -12,11 +13,11 @@ use tch::Device;
 use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
 use super::faults::{RankFaults, break_cuda, exhaust_memory, file_error, read_error};
-use super::feed::Requests;
 use super::observe::{Launcher, Meter, Observer, SendMessage, summary};
 use super::quick::Quick;
 use super::replicas::flip_bit;
 use super::step::{StepOptions, StepOutcome, Trainer};
+use super::work::Requests;
 use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
 use crate::comm::Communicator;
 use crate::infer::{Saved, SavedState};
@@ -39,31 +40,45 @@ pub fn run(
     let (mut last, mut stopped) = (None, false);
     while training.step < job.config.train.steps && !stopped {
         let started = Instant::now();
-        pulse::begin_step(training.step + 1);
-        let faults = training.faults.inject(training.step + 1, &mut launcher)?;
+        pulse::begin_step(training.launched + 1);
+        let faults = training.faults.inject(training.launched + 1, &mut launcher)?;
         let flips_gradient = training.prepare_faults(&faults)?;
         let send = &mut *launcher.send;
-        let batch = training.next_batch(faults.contains(&FaultKind::Hang { phase: WorkPhase::Data }))?;
-        let outcome = training.step(batch.as_ref(), flips_gradient)?;
-        let Some(batch) = batch.filter(|_| !outcome.requests.is_void) else {
+        training.launch(faults.contains(&FaultKind::Hang { phase: WorkPhase::Data }), flips_gradient)?;
+        let mut requests = Requests::default();
+        while !requests.is_void && training.must_finish(requests) {
+            let (outcome, launched) = training.finish()?;
+            requests = outcome.requests;
+            if !requests.is_void {
+                training.count_step(&outcome, launched.next)?;
+                training.observer.record(&outcome, training.skipped_steps, launched.waited, send)?;
+                last = Some(outcome.loss);
+            }
+        }
+        if requests.is_void {
+            // The steps that are still in flight are void, too: a rank that gives up a step gives up all later steps.
+            while training.trainer.in_flight() > 0 {
+                training.finish()?;
+            }
             if ranks.rank() == 0 {
-                tracing::warn!("gave up step {}, because a rank was still waiting for its rows", outcome.step);
+                tracing::warn!("gave up step {}, because a rank was still waiting for its rows", training.step + 1);
             }
             stopped = true;
             training.save_again(send)?;
             break;
-        };
-        training.count_step(&outcome)?;
-        training.observer.record(&outcome, training.skipped_steps, batch.waited, send)?;
+        }
+        if training.trainer.in_flight() > 0 {
+            training.observer.add_times(started.elapsed(), Duration::ZERO, Duration::ZERO);
+            continue;
+        }
         let step_ended = Instant::now();
         training.observer.maybe_record_weights(training.step, &training.trainer)?;
-        stopped = outcome.requests.stop > 0;
+        stopped = requests.stop > 0;
         let score = if stopped { None } else { training.maybe_evaluate(&mut stopped, send)? };
         let evaluation_time = step_ended.elapsed();
-        training.maybe_save(score, stopped, outcome.requests.busy, send)?;
+        training.maybe_save(score, stopped, requests.busy, send)?;
         let checkpoint_time = step_ended.elapsed() - evaluation_time;
         training.observer.add_times(started.elapsed() - evaluation_time, evaluation_time, checkpoint_time);
-        last = Some(outcome.loss);
     }
     let _phase = pulse::enter(WorkPhase::Checkpoint);
     report_parts(training.writer.wait()?, launcher.send)?;
@@ -73,6 +88,14 @@ pub fn run(
     stopped &= !training.is_last();
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
     Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation, stopped })
+}
+
+/// The batch of a step that was launched.
+struct Launched {
+    /// Position in the data after this batch.
+    next: Position,
+    /// How long the trainer waited for the batch.
+    waited: Duration,
 }
 
 /// The state of a run.
@@ -86,7 +109,13 @@ struct Training<'a> {
     quick: Option<Quick>,
     observer: Observer,
     writer: Background,
+    /// Number of steps that are finished.
     step: u64,
+    /// Number of steps that were launched.
+    launched: u64,
+    in_flight: VecDeque<Launched>,
+    /// Whether this rank has given up a step, because it was asked to stop while it waited for rows.
+    gave_up: bool,
     skipped_steps: u64,
     skipped_in_a_row: u32,
     best_score: Option<f64>,
@@ -181,6 +210,9 @@ impl<'a> Training<'a> {
             batches,
             trainer,
             step,
+            launched: step,
+            in_flight: VecDeque::new(),
+            gave_up: false,
             skipped_steps,
         })
     }
@@ -209,15 +241,34 @@ impl<'a> Training<'a> {
 
     /// Whether the ranks check each other's gradients in the next step.
     fn is_replay_due(&self) -> bool {
-        let every = self.job.config.train.replay_check_every;
-        every > 0 && (self.step + 1).is_multiple_of(every) && self.ranks.data().size() > 1
+        is_due(self.job.config.train.replay_check_every, self.launched + 1) && self.ranks.data().size() > 1
     }
 
-    /// Waits for the next batch. Returns `None` if the launcher has asked to stop and the batch does not come within
-    /// [`DATA_PATIENCE`]. In a step with a replay check, waits without a limit. `hangs` injects a fault: the batch
+    /// Whether a step that is in flight must be finished before the next step is launched. `requests` are those of the
+    /// last step that was finished. All ranks decide alike, so that all ranks launch the same steps: the decision
+    /// depends only on the number of the step, the configuration, and results that are the same on all ranks.
+    fn must_finish(&self, requests: Requests) -> bool {
+        let (config, step) = (&self.job.config, self.launched);
+        let is_alone = !self.trainer.work.can_run_ahead()
+            || step == config.train.steps
+            || self.is_save_late
+            || requests.stop > 0
+            || is_due(config.checkpoint.every, step)
+            || is_due(config.train.replica_check_every, step)
+            || self.is_replay_due()
+            || (self.quick.is_some() && is_due(config.eval.every, step))
+            || self.observer.records_weights(step);
+        self.trainer.in_flight() > usize::from(!is_alone)
+    }
+
+    /// Waits for the next batch. Returns `None` if this rank has already given up a step, or if the launcher has asked to
+    /// stop and the batch does not come within [`DATA_PATIENCE`]. In a step with a replay check, waits without a limit. `hangs` injects a fault: the batch
     /// never comes.
     fn next_batch(&mut self, hangs: bool) -> Result<Option<Batch>, TrainError> {
         let _phase = pulse::enter(WorkPhase::Data);
+        if self.gave_up {
+            return Ok(None);
+        }
         let (can_be_void, mut asked_at) = (!self.is_replay_due(), None);
         let mut gives_up = || {
             let is_asked = can_be_void && stop::is_requested();
@@ -232,13 +283,13 @@ impl<'a> Training<'a> {
         Ok(self.batches.next_unless(gives_up)?)
     }
 
-    /// Runs the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for this
-    /// rank, but nothing changes.
+    /// Launches the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for this
+    /// rank, but nothing changes. `data_hangs` injects a fault: the batch never comes.
     ///
-    /// Every `train.replay_check_every` steps, the ranks also check each other's gradients. Every
-    /// `train.replica_check_every` steps, they compare their replicas. Fails if a checkpoint is still being written
-    /// after `supervise.checkpoint_timeout_s`.
-    fn step(&mut self, batch: Option<&Batch>, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
+    /// Every `train.replay_check_every` steps, the ranks also check each other's gradients. Fails if a checkpoint is
+    /// still being written after `supervise.checkpoint_timeout_s`.
+    fn launch(&mut self, data_hangs: bool, flips_gradient: bool) -> Result<(), TrainError> {
+        let batch = self.next_batch(data_hangs)?;
         let busy = self.writer.busy();
         let limit_s = self.job.config.supervise.checkpoint_timeout_s;
         if let Some((step, since)) = busy.filter(|(_, since)| since.as_secs_f64() > limit_s) {
@@ -246,31 +297,43 @@ impl<'a> Training<'a> {
             let path = self.job.run_dir.clone();
             return Err(CheckpointError::Stuck { step, seconds: since.as_secs_f64(), path }.into());
         }
-        let is_void = batch.is_none();
-        let requests = Requests { stop: stop::is_requested().into(), busy: busy.is_some().into(), is_void };
+        self.gave_up |= batch.is_none();
+        let requests =
+            Requests { stop: stop::is_requested().into(), busy: busy.is_some().into(), is_void: batch.is_none() };
         let (data, position, workers) = (&self.data, self.position, self.ranks.data().size());
         let rows_of = |worker: u32| data.one_batch(position, Share { worker, workers });
         let rows_of: Option<&dyn Fn(u32) -> Result<Batch, TrainError>> =
             if self.is_replay_due() { Some(&rows_of) } else { None };
         let options = StepOptions { requests, flips_gradient, rows_of };
-        let outcome = match batch {
-            Some(batch) => self.trainer.step(self.step, batch, &options)?,
+        let waited = batch.as_ref().map_or(Duration::ZERO, |batch| batch.waited);
+        match batch {
+            Some(batch) => self.trainer.launch(self.launched, &batch, &options)?,
             None => {
                 let slice = data.plan.slice(Share { worker: self.ranks.data().rank(), workers })?;
-                self.trainer.step(self.step, &Batch::void(position, slice, data.width)?, &options)?
+                self.trainer.launch(self.launched, &Batch::void(position, slice, data.width)?, &options)?;
             }
-        };
-        let every = self.job.config.train.replica_check_every;
-        if every > 0 && outcome.step.is_multiple_of(every) && !outcome.requests.is_void {
-            self.trainer.check_replicas(outcome.step)?;
         }
-        Ok(outcome)
+        self.launched += 1;
+        self.in_flight.push_back(Launched { next: self.batches.position(), waited });
+        Ok(())
     }
 
-    /// Counts the step, and fails if too many consecutive steps were skipped.
-    fn count_step(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
+    /// Waits for the oldest step that is in flight. Every `train.replica_check_every` steps, the ranks compare their
+    /// replicas.
+    fn finish(&mut self) -> Result<(StepOutcome, Launched), TrainError> {
+        let outcome = self.trainer.finish()?;
+        let every = self.job.config.train.replica_check_every;
+        if is_due(every, outcome.step) && !outcome.requests.is_void {
+            self.trainer.check_replicas(outcome.step)?;
+        }
+        let launched = self.in_flight.pop_front().expect("every step in flight has an entry");
+        Ok((outcome, launched))
+    }
+
+    /// Counts the step, after which the data continue at `next`. Fails if too many consecutive steps were skipped.
+    fn count_step(&mut self, outcome: &StepOutcome, next: Position) -> Result<(), TrainError> {
         self.step = outcome.step;
-        self.position = self.batches.position();
+        self.position = next;
         let Some(last) = &outcome.skipped else {
             self.skipped_in_a_row = 0;
             return Ok(());
@@ -387,6 +450,11 @@ impl<'a> Training<'a> {
             config: serde_json::to_value(config).map_err(|error| TrainError::Config(error.to_string()))?,
         })
     }
+}
+
+/// Whether something that happens every `every` steps (never, if 0) happens after step `step`.
+fn is_due(every: u64, step: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
 }
 
 fn report_parts(written: Option<PartsWritten>, send: SendMessage<'_>) -> Result<(), TrainError> {

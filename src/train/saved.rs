@@ -14,7 +14,6 @@ use tch::{Device, Tensor};
 
 use super::error::TrainError;
 use super::step::Trainer;
-use super::work::duplicate;
 use crate::checkpoint::{
     CheckpointError, Division, EMA, FIRST_MOMENTS, NamedTensors, Part, SECOND_MOMENTS, STATE, WEIGHTS,
     divisions_metadata, piece_name,
@@ -150,13 +149,13 @@ impl Trainer {
     /// Loads the averaged weights and the standardisation of another run as initial weights.
     pub(super) fn load_initial(&mut self, saved: &Saved) -> Result<(), TrainError> {
         self.load(saved, EMA)?;
-        self.work.ema = self.work.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
-        Ok(())
+        copy_into(&self.work.ema, &self.work.network.parameters().tensors())
     }
 
     fn load(&mut self, saved: &Saved, part: &str) -> Result<(), TrainError> {
         let network = &mut self.work.network;
-        saved.weights(part, network)?.load_into(network).map_err(|error| network_mismatch(saved, &error))
+        saved.weights(part, network)?.load_into(network).map_err(|error| network_mismatch(saved, &error))?;
+        self.work.weights_changed()
     }
 }
 

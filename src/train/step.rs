@@ -1,26 +1,27 @@
-//! The part of an optimiser step that runs on the host. It passes the inputs to the device, starts the work, and reads
-//! seven numbers back.
+//! The part of an optimiser step that runs on the host. It passes the inputs to the device, starts the work, and reads a
+//! few numbers back.
 //!
 //! On CUDA the first steps run eagerly. Then the step, with its collectives, is recorded as a graph and replayed,
-//! unless `train.cuda_graph` is off. The host waits for every step with a timeout, because a peer that dies during the
-//! step would block the stream forever.
+//! unless `train.cuda_graph` is off. If the engine allows it, the host launches a step before it reads the numbers of
+//! the previous step, so that the device never waits for the host. The host waits for every step with a timeout,
+//! because a peer that dies during the step would block the stream forever.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::RunConfig;
-use locdiff_core::geo::UnitVector;
-use tch::{Device, Tensor};
+use tch::{Kind, Tensor};
 
 use super::error::TrainError;
-use super::feed::{Form, Requests};
 use super::replicas::{Replayed, digest, flip_bit, gather, minority, wrong_ranks};
 use super::schedule::{ema_decay, learning_rate};
-use super::work::{Report, Work, duplicate};
+use super::work::{Form, Report, Requests, StepNumbers, Work, duplicate};
 use crate::comm::{AbortHandle, CollectiveFailure, CommError, Communicator, Group};
-use crate::loss::Losses;
+use crate::loss::not_finite;
 use crate::native::cuda::{self, CudaEvent, CudaStream, Graph, WaitError};
+use crate::native::host::{copy_async, pinned};
 use crate::shards::Batch;
-use crate::shdd::{Filter, uniform_points};
+use crate::shdd::Filter;
 
 /// Number of eager steps before a step is recorded as a graph. Libraries that initialise themselves on first use must
 /// do so before the recording.
@@ -69,13 +70,23 @@ pub(super) struct Trainer {
     pub(super) updates: u64,
     /// The [`Form`] of the current batch, and the number of eager steps done with batches of this form.
     eager: (Form, u32),
-    /// Event that the GPU signals at the end of a step; `None` on the CPU, where calls are synchronous.
-    finished: Option<CudaEvent>,
-    /// The number of anchors of this rank, and the index of its first anchor among all anchors.
-    anchors: (usize, u64),
+    /// The steps that were launched but not finished, oldest first.
+    in_flight: VecDeque<InFlight>,
+    is_on_gpu: bool,
     rank: u32,
     timeout: Duration,
     abort: AbortHandle,
+}
+
+/// A step that was launched.
+#[derive(Debug)]
+struct InFlight {
+    step: u64,
+    learning_rate: f64,
+    /// The numbers of the [`Report`] in main memory, once the step is done.
+    numbers: Tensor,
+    /// Event that the GPU signals at the end of the step; `None` on the CPU, where calls are synchronous.
+    done: Option<CudaEvent>,
 }
 
 /// A step, recorded as a CUDA graph.
@@ -93,16 +104,14 @@ impl Trainer {
         filter: Option<Filter>,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        // Without a KL loss, the anchors are not used, and there may be fewer anchors than ranks.
-        let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
         let is_on_gpu = ranks.world().device().is_cuda();
         Ok(Self {
             recorded: None,
             work: Work::new(config, embedding_width, filter, ranks)?,
             updates: 0,
-            eager: (Form { slice: 0..0, global_batch: 0 }, 0),
-            finished: if is_on_gpu { Some(CudaEvent::new()?) } else { None },
-            anchors: (anchors, u64::from(ranks.tensor().rank()) * anchors as u64),
+            eager: (Form::default(), 0),
+            in_flight: VecDeque::new(),
+            is_on_gpu,
             rank: ranks.rank(),
             timeout: ranks.world().timeout(),
             abort: ranks.abort_handle(),
@@ -114,23 +123,20 @@ impl Trainer {
         self.recorded.as_ref().map(|recorded| recorded.graph.nodes())
     }
 
-    /// Runs step `step`, counted from 0, on this rank's slice of the global batch.
-    pub(super) fn step(
-        &mut self,
-        step: u64,
-        batch: &Batch,
-        options: &StepOptions<'_>,
-    ) -> Result<StepOutcome, TrainError> {
+    /// The number of steps that were launched but not finished.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Launches step `step`, counted from 0, on this rank's slice of the global batch. [`Trainer::finish`] returns its
+    /// result. If the engine cannot run ahead ([`Work::can_run_ahead`]), all earlier steps must be finished.
+    pub(super) fn launch(&mut self, step: u64, batch: &Batch, options: &StepOptions<'_>) -> Result<(), TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
         let train = &self.work.config.train;
         let learning_rate = learning_rate(train, step);
-        let (anchors, first_anchor) = self.anchors;
-        let anchors = uniform_points(train.seed, step, first_anchor, anchors)?;
-        let feed = &mut self.work.feed;
-        feed.take(step, batch, &anchors)?;
-        feed.set_requests(options.requests)?;
-        let _ = feed.learning_rate.f_fill_(learning_rate)?;
-        let _ = feed.average_weight.f_fill_(1.0 - ema_decay(train, self.updates))?;
+        let average_weight = 1.0 - ema_decay(train, self.updates);
+        let numbers = StepNumbers { learning_rate, average_weight, requests: options.requests };
+        self.work.take(step, batch, &numbers)?;
         let is_checked = options.flips_gradient || options.rows_of.is_some();
         if !is_checked {
             self.maybe_record_graph()?;
@@ -139,7 +145,7 @@ impl Trainer {
         let eager;
         let report = match &mut recorded {
             _ if is_checked => {
-                eager = self.checked_step(step, batch, &anchors, options)?;
+                eager = self.checked_step(step, batch, &numbers, options)?;
                 &eager
             }
             Some(recorded) => {
@@ -151,15 +157,40 @@ impl Trainer {
                 &eager
             }
         };
-        match self.wait_for_device() {
-            Ok(()) => {}
-            Err(WaitError::TimedOut(after)) => return Err(self.give_up(recorded, after)),
-            Err(WaitError::Native(error)) => return Err(error.into()),
-        }
-        let outcome = self.outcome(step, learning_rate, report)?;
+        let launched = self.read_later(step, learning_rate, report)?;
+        self.in_flight.push_back(launched);
         self.recorded = recorded;
-        self.work.feed.release();
-        Ok(outcome)
+        self.work.release();
+        Ok(())
+    }
+
+    /// Starts to copy the numbers of a step to main memory.
+    fn read_later(&self, step: u64, learning_rate: f64, report: &Report) -> Result<InFlight, TrainError> {
+        if !self.is_on_gpu {
+            return Ok(InFlight { step, learning_rate, numbers: report.numbers.shallow_clone(), done: None });
+        }
+        let mut numbers = pinned(Report::NUMBERS, Kind::Double)?;
+        copy_async(&mut numbers, &report.numbers)?;
+        let mut done = CudaEvent::new()?;
+        done.record(&CudaStream::current()?)?;
+        Ok(InFlight { step, learning_rate, numbers, done: Some(done) })
+    }
+
+    /// Waits for the oldest step that is in flight, and returns its result.
+    pub(super) fn finish(&mut self) -> Result<StepOutcome, TrainError> {
+        let Some(oldest) = self.in_flight.pop_front() else {
+            return Err(TrainError::Config("no step was launched".to_owned()));
+        };
+        // The wait ends with an error after the time limit of a collective, because collectives on a stream have no
+        // other timeout.
+        match oldest.done.as_ref().map_or(Ok(()), |done| done.wait_for(self.timeout)) {
+            Ok(()) => self.outcome(&oldest),
+            Err(WaitError::TimedOut(after)) => {
+                let recorded = self.recorded.take();
+                Err(self.give_up(recorded, after))
+            }
+            Err(WaitError::Native(error)) => Err(error.into()),
+        }
     }
 
     /// Runs the step eagerly, and reduces the gradients only after they have been checked. The result has the same bits
@@ -168,7 +199,7 @@ impl Trainer {
         &mut self,
         step: u64,
         batch: &Batch,
-        anchors: &[UnitVector],
+        numbers: &StepNumbers,
         options: &StepOptions<'_>,
     ) -> Result<Report, TrainError> {
         let losses = self.work.compute_gradients(false)?;
@@ -177,8 +208,8 @@ impl Trainer {
         }
         if let Some(rows_of) = options.rows_of {
             let kept = self.work.gradients().iter().map(duplicate).collect::<Result<Vec<_>, _>>()?;
-            self.replay_neighbours(step, anchors, rows_of)?;
-            self.work.feed.take(step, batch, anchors)?;
+            self.replay_neighbours(step, numbers, rows_of)?;
+            self.work.take(step, batch, numbers)?;
             for (mut gradient, own) in self.work.gradients().into_iter().zip(&kept) {
                 gradient.f_copy_(own)?;
             }
@@ -191,18 +222,18 @@ impl Trainer {
     fn replay_neighbours(
         &mut self,
         step: u64,
-        anchors: &[UnitVector],
+        numbers: &StepNumbers,
         rows_of: &dyn Fn(u32) -> Result<Batch, TrainError>,
     ) -> Result<(), TrainError> {
         let own = digest(&self.work.gradients())?;
         let (rank, ranks) = (self.work.data.rank(), self.work.data.size());
-        let next = self.replay(step, (rank + 1) % ranks, anchors, rows_of)?;
+        let next = self.replay(step, (rank + 1) % ranks, numbers, rows_of)?;
         let data = self.work.data.clone();
         let all = gather(&data, [own, next])?;
         if all.iter().zip(all.iter().cycle().skip(1)).all(|(rank, after)| rank[1] == after[0]) {
             return Ok(());
         }
-        let previous = self.replay(step, (rank + ranks - 1) % ranks, anchors, rows_of)?;
+        let previous = self.replay(step, (rank + ranks - 1) % ranks, numbers, rows_of)?;
         let all = gather(&data, [own, next, previous])?;
         let opinions: Vec<Replayed> =
             all.into_iter().map(|[own, next, previous]| Replayed { own, next, previous }).collect();
@@ -214,10 +245,10 @@ impl Trainer {
         &mut self,
         step: u64,
         data_rank: u32,
-        anchors: &[UnitVector],
+        numbers: &StepNumbers,
         rows_of: &dyn Fn(u32) -> Result<Batch, TrainError>,
     ) -> Result<u64, TrainError> {
-        self.work.feed.take(step, &rows_of(data_rank)?, anchors)?;
+        self.work.take(step, &rows_of(data_rank)?, numbers)?;
         self.work.compute_gradients(false)?;
         digest(&self.work.gradients())
     }
@@ -255,14 +286,6 @@ impl Trainer {
         TrainError::Corrupted { ranks, what: what.to_owned(), step }
     }
 
-    /// Waits until the device has finished the step. The wait ends with an error after the time limit of a collective,
-    /// because collectives on a stream have no other timeout.
-    fn wait_for_device(&mut self) -> Result<(), WaitError> {
-        let Some(finished) = &mut self.finished else { return Ok(()) };
-        finished.record(&CudaStream::current()?)?;
-        finished.wait_for(self.timeout)
-    }
-
     /// Aborts the collectives of a step that timed out because some peer did not take part.
     fn give_up(&self, recorded: Option<Recorded>, after: Duration) -> TrainError {
         let aborting = self.abort.abort_in_background();
@@ -285,11 +308,11 @@ impl Trainer {
     /// Records the step as a graph after [`EAGER_STEPS`] eager steps with batches of the same form. Does nothing on the
     /// CPU, or if `train.cuda_graph` is off. Recording does not run the step.
     fn maybe_record_graph(&mut self) -> Result<(), TrainError> {
-        let form = self.work.feed.form.clone();
+        let form = self.work.form().clone();
         if form != self.eager.0 {
             (self.recorded, self.eager) = (None, (form, 0));
         }
-        if self.recorded.is_some() || !self.work.config.train.cuda_graph || self.finished.is_none() {
+        if self.recorded.is_some() || !self.work.config.train.cuda_graph || !self.is_on_gpu {
             return Ok(());
         }
         if self.eager.1 < EAGER_STEPS {
@@ -305,34 +328,36 @@ impl Trainer {
         Ok(())
     }
 
-    /// Reads the results from the device.
-    fn outcome(&mut self, step: u64, learning_rate: f64, report: &Report) -> Result<StepOutcome, TrainError> {
-        let numbers = Vec::<f64>::try_from(report.numbers.f_to_device(Device::Cpu)?)?;
-        let last = &report.last;
-        let parts =
-            [("loss/kl", &last.kl), ("loss/l2", &last.l2), ("loss/l1", &last.l1), ("loss/cosine", &last.cosine)];
-        let weighted = parts.into_iter().zip(&numbers[1..]).filter(|((_, part), _)| part.is_some());
+    /// The result of a step that is done.
+    fn outcome(&mut self, done: &InFlight) -> Result<StepOutcome, TrainError> {
+        let (numbers, step) = (Vec::<f64>::try_from(&done.numbers)?, done.step + 1);
+        let loss = &self.work.loss;
+        let parts = [
+            ("loss/kl", loss.kl_weight),
+            ("loss/l2", loss.l2_weight),
+            ("loss/l1", loss.l1_weight),
+            ("loss/cosine", loss.cosine_weight),
+        ];
+        let weighted = parts.into_iter().zip(&numbers[1..]).filter(|((_, weight), _)| *weight != 0.0);
         let loss_parts = weighted.map(|((tag, _), mean)| (tag, *mean)).collect();
         let gradient_norm = numbers[6].sqrt();
-        let skipped = (!gradient_norm.is_finite()).then(|| why_not_finite(step, self.rank, last));
+        let skipped = (!gradient_norm.is_finite()).then(|| {
+            let (local, largest) = (numbers[7], numbers[12]);
+            if local.is_finite() {
+                format!("step {step}, rank {}: the loss is finite on this rank, but the gradient is not", self.rank)
+            } else {
+                not_finite(step, self.rank, local, largest, loss.kl_weight != 0.0).to_string()
+            }
+        });
         self.updates += u64::from(skipped.is_none());
-        let requests = Requests::decode(numbers[5]);
         Ok(StepOutcome {
-            step: step + 1,
+            step,
             loss: numbers[0],
             loss_parts,
             gradient_norm,
-            learning_rate,
+            learning_rate: done.learning_rate,
             skipped,
-            requests,
+            requests: Requests::decode(numbers[5]),
         })
-    }
-}
-
-/// Describes why the gradient is not finite, from the losses of this rank.
-fn why_not_finite(step: u64, rank: u32, last: &Losses) -> String {
-    match last.check(step + 1, rank) {
-        Err(error) => error.to_string(),
-        Ok(_) => format!("step {}, rank {rank}: the loss is finite on this rank, but the gradient is not", step + 1),
     }
 }

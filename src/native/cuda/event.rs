@@ -11,6 +11,7 @@ cuda_functions! {
     fn locdiff_cuda_event_new(out: *mut *mut c_void);
     fn locdiff_cuda_event_free(event: *mut c_void);
     fn locdiff_cuda_event_record(event: *mut c_void, id: i64, device: c_int);
+    fn locdiff_cuda_event_block(event: *mut c_void, id: i64, device: c_int);
     fn locdiff_cuda_event_query(event: *const c_void, done: *mut c_int);
     fn locdiff_cuda_event_synchronize(event: *const c_void);
 }
@@ -56,6 +57,12 @@ impl CudaEvent {
     pub fn record(&mut self, stream: &CudaStream) -> Result<(), NativeError> {
         // SAFETY: the event is live, and the stream came from torch.
         check("event record", unsafe { locdiff_cuda_event_record(self.0, stream.id, stream.device) })
+    }
+
+    /// Makes `stream` wait until the device has reached the mark. The host does not wait.
+    pub fn block(&mut self, stream: &CudaStream) -> Result<(), NativeError> {
+        // SAFETY: the event is live, and the stream came from torch.
+        check("wait of a stream", unsafe { locdiff_cuda_event_block(self.0, stream.id, stream.device) })
     }
 
     /// Whether the device has reached the mark. Also true if [`CudaEvent::record`] was never called.

@@ -8,6 +8,31 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+struct Words {
+  u32 word[4];
+};
+
+// The four words of block `column` of a sample.
+__device__ inline Words philox(u64 seed, u32 stream, u64 step, u64 sample, u32 column) {
+  u32 c0 = column;
+  u32 c1 = (u32)sample;
+  u32 c2 = (u32)step;
+  u32 c3 = stream << 16 | ((u32)(sample >> 32) & 0xff) << 8 | ((u32)(step >> 32) & 0xff);
+  u32 k0 = (u32)seed;
+  u32 k1 = (u32)(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const u64 first = (u64)0xD2511F53u * c0;
+    const u64 second = (u64)0xCD9E8D57u * c2;
+    c0 = (u32)(second >> 32) ^ c1 ^ k0;
+    c1 = (u32)second;
+    c2 = (u32)(first >> 32) ^ c3 ^ k1;
+    c3 = (u32)first;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return Words{{c0, c1, c2, c3}};
+}
+
 struct Draw {
   u64 seed;
   u32 stream;
@@ -18,7 +43,7 @@ struct Draw {
 };
 
 struct Block {
-  u32 word[4];
+  Words words;
   u64 first;  // index of the first element in the output
   u32 count;  // number of elements in this block, 0 if the thread has no block
 };
@@ -31,30 +56,10 @@ __device__ inline Block draw_block(const Draw& draw) {
   const u64 column = index % blocks;
   block.count = 0;
   if (row >= draw.samples) return block;
-  const u64 sample = draw.first_sample + row;
   const u64 left = draw.elements - 4 * column;
   block.first = row * draw.elements + 4 * column;
   block.count = left < 4 ? (u32)left : 4;
-  u32 c0 = (u32)column;
-  u32 c1 = (u32)sample;
-  u32 c2 = (u32)draw.step;
-  u32 c3 = draw.stream << 16 | ((u32)(sample >> 32) & 0xff) << 8 | ((u32)(draw.step >> 32) & 0xff);
-  u32 k0 = (u32)draw.seed;
-  u32 k1 = (u32)(draw.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const u64 first = (u64)0xD2511F53u * c0;
-    const u64 second = (u64)0xCD9E8D57u * c2;
-    c0 = (u32)(second >> 32) ^ c1 ^ k0;
-    c1 = (u32)second;
-    c2 = (u32)(first >> 32) ^ c3 ^ k1;
-    c3 = (u32)first;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  block.word[0] = c0;
-  block.word[1] = c1;
-  block.word[2] = c2;
-  block.word[3] = c3;
+  block.words = philox(draw.seed, draw.stream, draw.step, draw.first_sample + row, (u32)column);
   return block;
 }
 
@@ -99,6 +104,11 @@ __device__ inline void box_muller(u32 radius_bits, u32 angle_bits, float* first,
   *second = radius * sine;
 }
 
+__device__ inline void normals(const Words& words, float* values) {
+  box_muller(words.word[0], words.word[1], &values[0], &values[1]);
+  box_muller(words.word[2], words.word[3], &values[2], &values[3]);
+}
+
 #define DRAW_PARAMETERS                                                                                        \
   u64 seed, u32 stream, const long long *counter, u64 step, u64 first_sample, u64 samples, u64 elements
 #define DRAW                                                                                                   \
@@ -106,24 +116,23 @@ __device__ inline void box_muller(u32 radius_bits, u32 angle_bits, float* first,
 
 extern "C" __global__ void fill_uniform(float* out, DRAW_PARAMETERS) {
   const Block block = draw_block(DRAW);
-  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = (float)(block.word[i] >> 8) * 0x1p-24f;
+  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = (float)(block.words.word[i] >> 8) * 0x1p-24f;
 }
 
 extern "C" __global__ void fill_normal(float* out, DRAW_PARAMETERS) {
   const Block block = draw_block(DRAW);
   if (block.count == 0) return;
   float values[4];
-  box_muller(block.word[0], block.word[1], &values[0], &values[1]);
-  box_muller(block.word[2], block.word[3], &values[2], &values[3]);
+  normals(block.words, values);
   for (u32 i = 0; i < block.count; ++i) out[block.first + i] = values[i];
 }
 
 extern "C" __global__ void fill_int(long long* out, u32 bound, DRAW_PARAMETERS) {
   const Block block = draw_block(DRAW);
-  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = (long long)((u64)block.word[i] * bound >> 32);
+  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = (long long)((u64)block.words.word[i] * bound >> 32);
 }
 
 extern "C" __global__ void fill_mask(bool* out, u64 threshold, DRAW_PARAMETERS) {
   const Block block = draw_block(DRAW);
-  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = block.word[i] < threshold;
+  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = block.words.word[i] < threshold;
 }

@@ -271,7 +271,7 @@ void leave_errors_to_the_caller() {
 c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& group, milliseconds timeout) {
   static std::once_flag once;
   std::call_once(once, leave_errors_to_the_caller);
-  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/false);
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = timeout;
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.rank, group.size, options);
   backend->setBoundDeviceId(group.device);

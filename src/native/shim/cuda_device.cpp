@@ -120,6 +120,11 @@ int locdiff_cuda_event_record(void* event, int64_t id, int device) {
   return locdiff::guarded([&] { static_cast<CUDAEvent*>(event)->record(unpack(id, device)); });
 }
 
+// Makes the stream wait for the event. The host does not wait.
+int locdiff_cuda_event_block(void* event, int64_t id, int device) {
+  return locdiff::guarded([&] { static_cast<CUDAEvent*>(event)->block(unpack(id, device)); });
+}
+
 int locdiff_cuda_event_query(const void* event, int* done) {
   return locdiff::guarded([&] { *done = static_cast<const CUDAEvent*>(event)->query(); });
 }

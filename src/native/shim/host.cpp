@@ -52,4 +52,11 @@ int locdiff_is_alone(const void* tensor, int* out) {
            !held.is_pinned();
   });
 }
+
+// Copies `from` into `to`. If one of them is pinned and the other is on a GPU, the host does not wait.
+int locdiff_copy_async(void* to, const void* from) {
+  return locdiff::guarded([&] {
+    static_cast<at::Tensor*>(to)->copy_(*static_cast<const at::Tensor*>(from), /*non_blocking=*/true);
+  });
+}
 }

@@ -5,6 +5,7 @@ use locdiff_core::text::training_time;
 
 use crate::comm::Communicator;
 use crate::train::data::TrainingData;
+use crate::train::work::autograd_reason;
 
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
@@ -21,7 +22,11 @@ pub(in crate::train) fn log(
     let parameters = config.model.parameters(u64::from(data.width)) as f64 / 1e6;
     let (workers, device) = (ranks.world().size(), ranks.world().device());
     let device = if device.is_cuda() { "GPU" } else { "CPU" };
-    tracing::info!("{parameters:.1} M parameters, trained by {workers} {device} worker(s)");
+    let engine = match autograd_reason(config, ranks) {
+        Some(reason) => format!("autograd, because {reason}"),
+        None => "fused kernels without autograd".to_owned(),
+    };
+    tracing::info!("{parameters:.1} M parameters, trained by {workers} {device} worker(s) with {engine}");
     let (plan, batch, steps) = (&data.plan, config.train.global_batch, config.train.steps);
     let (rows, views) = (plan.rows(), plan.layout().views);
     let views = if views == 1 { "one view".to_owned() } else { format!("{views} views") };

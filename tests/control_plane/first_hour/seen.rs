@@ -116,7 +116,7 @@ fn training_begins_with_its_size_and_tensorboard_calls_the_run_by_its_name() {
     let many_epochs = "--set train.global_batch=128 --set train.steps=210 --set eval.after_train=false";
     let ran = stage.run(&format!("{SMALL} --run mine {many_epochs} train"));
     ran.exits_with(ExitCode::Success)
-        .stderr_has(" M parameters, trained by 1 CPU worker(s)")
+        .stderr_has(" M parameters, trained by 1 CPU worker(s) with autograd, because the device is the CPU")
         .stderr_has("128 rows with one view each from shards/train")
         .stderr_has("210 epochs of only 128 rows")
         .stderr_has("128 rows = 210.0 epochs");

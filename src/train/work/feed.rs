@@ -10,32 +10,48 @@ use locdiff_core::geo::{UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
 use super::codes::Points;
-use super::error::TrainError;
 use crate::native::random::DeviceCounter;
 use crate::shards::Batch;
 use crate::shdd::ShddError;
+use crate::train::error::TrainError;
 
 /// The properties of a batch that a recorded step depends on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Form {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::train) struct Form {
     /// The rows that this rank takes, as positions in the global batch.
     pub(super) slice: Range<u64>,
     /// Number of rows of the global batch.
     pub(super) global_batch: u32,
 }
 
+impl Form {
+    pub(super) fn of(batch: &Batch) -> Self {
+        Self { slice: batch.slice.clone(), global_batch: batch.position.global_batch }
+    }
+}
+
+/// Numbers that change from step to step and do not come from the batch.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::train) struct StepNumbers {
+    pub(in crate::train) learning_rate: f64,
+    /// Weight of the new parameters in the moving average.
+    pub(in crate::train) average_weight: f64,
+    /// The requests of this rank.
+    pub(in crate::train) requests: Requests,
+}
+
 /// Requests that the ranks share in each step, for example that a rank was asked to stop. Each rank encodes its
 /// requests as one number, which is summed over all ranks together with the losses. So all ranks act on the same sum
 /// after the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Requests {
+pub(in crate::train) struct Requests {
     /// Number of ranks that were asked to stop.
-    pub(super) stop: u32,
+    pub(in crate::train) stop: u32,
     /// Number of ranks that are still writing a checkpoint.
-    pub(super) busy: u32,
+    pub(in crate::train) busy: u32,
     /// Whether a rank has no rows, because it was asked to stop while it waited for data. The step then changes nothing
     /// and does not count.
-    pub(super) is_void: bool,
+    pub(in crate::train) is_void: bool,
 }
 
 impl Requests {
@@ -50,7 +66,7 @@ impl Requests {
     }
 
     /// Decodes the sum of the encoded requests of all ranks.
-    pub(super) fn decode(sum: f64) -> Self {
+    pub(in crate::train) fn decode(sum: f64) -> Self {
         if sum.is_nan() {
             return Self { stop: 1, busy: 0, is_void: true };
         }
@@ -72,7 +88,6 @@ pub(super) struct Feed {
     /// The initial values of this rank's sums, which are later added up over ranks: five zeros for the losses, then
     /// this rank's encoded [`Requests`].
     pub(super) first_sums: Tensor,
-    requests: Requests,
     /// Embeddings of the rows, in float16.
     pub(super) image_be: Tensor,
     /// Places of the rows.
@@ -93,22 +108,11 @@ impl Feed {
             learning_rate: number()?,
             average_weight: number()?,
             first_sums: Tensor::f_zeros([6], (Kind::Double, device))?,
-            requests: Requests::default(),
             image_be: Tensor::f_zeros([0, 0], (Kind::Half, device))?,
             rows: Points::Host(Vec::new()),
             anchors: Points::Host(Vec::new()),
-            form: Form { slice: 0..0, global_batch: 0 },
+            form: Form::default(),
         })
-    }
-
-    /// Sets the [`Requests`] of this rank. Does nothing if they have not changed, so that most steps need no copy to
-    /// the device.
-    pub(super) fn set_requests(&mut self, requests: Requests) -> Result<(), TrainError> {
-        if requests != self.requests {
-            let _ = self.first_sums.f_narrow(0, 5, 1)?.f_fill_(requests.encode())?;
-            self.requests = requests;
-        }
-        Ok(())
     }
 
     /// On the CPU, drops the reference to the batch, so that the memory of the batch can be reused. Does nothing on
@@ -119,10 +123,19 @@ impl Feed {
         }
     }
 
-    /// Sets the inputs of step `step`, counted from 0: the batch and this rank's anchors.
-    pub(super) fn take(&mut self, step: u64, batch: &Batch, anchors: &[UnitVector]) -> Result<(), TrainError> {
-        self.form = Form { slice: batch.slice.clone(), global_batch: batch.position.global_batch };
+    /// Sets the inputs of step `step`, counted from 0: the batch, this rank's anchors, and `numbers`.
+    pub(super) fn take(
+        &mut self,
+        step: u64,
+        batch: &Batch,
+        anchors: &[UnitVector],
+        numbers: &StepNumbers,
+    ) -> Result<(), TrainError> {
+        self.form = Form::of(batch);
         self.counter.set(step)?;
+        let _ = self.learning_rate.f_fill_(numbers.learning_rate)?;
+        let _ = self.average_weight.f_fill_(numbers.average_weight)?;
+        let _ = self.first_sums.f_narrow(0, 5, 1)?.f_fill_(numbers.requests.encode())?;
         let places = places(&batch.latitudes, &batch.longitudes).map_err(ShddError::from)?;
         self.rows.put(places.into_iter().map(UnitVector::from).collect(), self.device)?;
         self.anchors.put(anchors.to_vec(), self.device)?;

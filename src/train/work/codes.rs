@@ -5,13 +5,13 @@
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
-use super::error::TrainError;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
+use crate::train::error::TrainError;
 
 /// Points in the memory of the device that encodes them.
 #[derive(Debug)]
-pub(super) enum Points {
+pub(in crate::train) enum Points {
     /// In main memory.
     Host(Vec<UnitVector>),
     /// On the GPU: `[n, 3]`, f64.
@@ -42,7 +42,7 @@ impl Points {
 
 /// Encodes points on one device.
 #[derive(Debug)]
-pub(super) struct Codes {
+pub(in crate::train) struct Codes {
     basis: Basis,
     device: Device,
     threads: usize,
@@ -52,7 +52,12 @@ pub(super) struct Codes {
 
 impl Codes {
     /// Prepares to encode points on `device`. If `device` is a GPU, it must be the current device.
-    pub(super) fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
+    pub(in crate::train) fn new(
+        degree: u32,
+        filter: Option<Filter>,
+        device: Device,
+        threads: usize,
+    ) -> Result<Self, TrainError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };
         let filter = filter.map(|filter| Ok::<_, TrainError>((filter.to_device(device)?, filter))).transpose()?;
@@ -60,12 +65,12 @@ impl Codes {
     }
 
     /// The low-pass filter, if there is one.
-    pub(super) fn filter(&self) -> Option<&Filter> {
+    pub(in crate::train) fn filter(&self) -> Option<&Filter> {
         self.filter.as_ref().map(|(_, filter)| filter)
     }
 
     /// Unscaled codes `[n, d]` of points, f32. Does not wait for the device.
-    pub(super) fn encode(&self, points: &Points) -> Result<Tensor, TrainError> {
+    pub(in crate::train) fn encode(&self, points: &Points) -> Result<Tensor, TrainError> {
         let codes_nd = match (points, &self.encoder) {
             (Points::Device(points_n3), Some(encoder)) => encoder.encode_unchecked(points_n3)?,
             (Points::Device(points_n3), None) => {

@@ -1,0 +1,115 @@
+//! The kernels of `native/kernels/step.cu`, and the sizes of their grids.
+
+use std::collections::HashMap;
+
+use tch::{Kind, Tensor};
+
+use crate::native::NativeError;
+use crate::native::nvrtc::{Arg, Kernel};
+
+const SOURCE: &str =
+    concat!(include_str!("../../../native/kernels/philox.cu"), include_str!("../../../native/kernels/step.cu"));
+/// Without fused multiply-add, random numbers have the same bits as on the CPU.
+const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
+const NAMES: [&str; 22] = [
+    "noised",
+    "standardise",
+    "modulate",
+    "sine",
+    "cosine",
+    "column_sums",
+    "row_group_sums",
+    "modulate_backward",
+    "table_biases",
+    "silu",
+    "silu_backward",
+    "distances",
+    "divergence",
+    "add_losses",
+    "squares",
+    "squares_of_sums",
+    "accumulate",
+    "prepare_update",
+    "update",
+    "update_from_sums",
+    "unit_vectors",
+    "uniform_points",
+];
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Columns that a thread processes.
+const COLUMNS: u32 = 4;
+// These three numbers must equal LANES, GROUPS and ROWS_PER_SUM of step.cu.
+const LANES: u32 = 32;
+const GROUPS: u32 = 8;
+const ROWS_PER_SUM: u32 = 64;
+/// Must equal ELEMENTS_PER_SUM of step.cu.
+const ELEMENTS_PER_SUM: i64 = 16_384;
+
+/// The kernels, compiled for the current device and one type of activations.
+#[derive(Debug)]
+pub(super) struct Kernels(HashMap<&'static str, Kernel>);
+
+impl Kernels {
+    /// Compiles the kernels for activations of type `kind` (bf16 or f32). If all `widths` are multiples of four, the
+    /// kernels read four numbers at once.
+    pub(super) fn compile(kind: Kind, widths: impl IntoIterator<Item = i64>) -> Result<Self, NativeError> {
+        let mut options = OPTIONS.to_vec();
+        if kind == Kind::Float {
+            options.push("-DWIDE");
+        }
+        if widths.into_iter().all(|width| width % i64::from(COLUMNS) == 0) {
+            options.push("-DALIGNED");
+        }
+        let compile = |name| Ok::<_, NativeError>((name, Kernel::compile(name, SOURCE, &options)?));
+        Ok(Self(NAMES.into_iter().map(compile).collect::<Result<_, _>>()?))
+    }
+
+    fn launch(&self, name: &str, grid: [u32; 2], block: [u32; 2], arguments: &[Arg<'_>]) -> Result<(), NativeError> {
+        let unknown = || NativeError { operation: "kernel launch", text: format!("there is no kernel `{name}`") };
+        let kernel = self.0.get(name).ok_or_else(unknown)?;
+        kernel.launch([grid[0], grid[1], 1], [block[0], block[1], 1], arguments)
+    }
+
+    /// Launches a kernel whose threads process four adjacent columns of a row each. The kernel takes the number of rows
+    /// and of columns as its last arguments.
+    pub(super) fn per_quad(&self, name: &str, [rows, width]: [i64; 2], mut arguments: Vec<Arg<'_>>) -> Launched {
+        arguments.extend([rows, width].map(|size| Arg::U32(size as u32)));
+        let quads = rows as u32 * (width as u32).div_ceil(COLUMNS);
+        self.launch(name, [quads.div_ceil(THREADS), 1], [THREADS, 1], &arguments)
+    }
+
+    /// Launches a kernel that sums columns. `groups` is the number of groups of rows, with one sum each.
+    pub(super) fn per_column(&self, name: &str, width: i64, groups: u32, arguments: &[Arg<'_>]) -> Launched {
+        let blocks = (width as u32).div_ceil(COLUMNS * LANES);
+        self.launch(name, [blocks, groups], [LANES, GROUPS], arguments)
+    }
+
+    /// Launches a kernel with one block per row, or with a single block for `rows` = 1.
+    pub(super) fn per_row(&self, name: &str, rows: i64, arguments: &[Arg<'_>]) -> Launched {
+        self.launch(name, [rows as u32, 1], [THREADS, 1], arguments)
+    }
+
+    /// Launches a kernel with one thread per item.
+    pub(super) fn per_item(&self, name: &str, items: i64, arguments: &[Arg<'_>]) -> Launched {
+        self.launch(name, [(items as u32).div_ceil(THREADS), 1], [THREADS, 1], arguments)
+    }
+}
+
+/// The result of a launch.
+pub(super) type Launched = Result<(), NativeError>;
+
+/// Number of groups of rows that the kernel `cosine` sums.
+pub(super) fn row_groups(rows: i64) -> u32 {
+    (rows as u32).div_ceil(ROWS_PER_SUM)
+}
+
+/// Number of blocks of the kernel `squares`, each with one sum.
+pub(super) fn square_sums(elements: i64) -> i64 {
+    elements.cast_unsigned().div_ceil(ELEMENTS_PER_SUM.cast_unsigned()).cast_signed()
+}
+
+/// Number of elements between the beginnings of two rows.
+pub(super) fn stride(matrix: &Tensor) -> Arg<'static> {
+    Arg::U32(matrix.stride()[0] as u32)
+}
