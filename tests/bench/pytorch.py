@@ -53,6 +53,19 @@ def compiled(function, mode):
     return torch.compile(function, mode={"compile": "default", "whole": "default"}.get(mode, mode))
 
 
+def captured(work, warm_up):
+    """Runs `work` a few times and then records it as a CUDA graph. Returns a function that replays the graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(warm_up):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 class Training:
     """One training step on random rows."""
 
@@ -103,17 +116,7 @@ class Training:
 
     def stepper(self):
         """Returns a function that makes one step."""
-        if self.options.mode != "whole":
-            return self.step
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self.step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        return graph.replay
+        return captured(self.step, WARM_UP) if self.options.mode == "whole" else self.step
 
 
 def train(options, device):
@@ -169,17 +172,7 @@ class Sampling:
 
     def runner(self):
         """Returns a function that samples and decodes one block of images."""
-        if self.options.mode != "whole":
-            return self.run
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run()
-        return graph.replay
+        return captured(self.run, 3) if self.options.mode == "whole" else self.run
 
 
 @torch.no_grad()
