@@ -38,7 +38,7 @@ impl Saved {
 
     /// Checks that the number of threads has not changed, because the last bits of results depend on it.
     pub(super) fn check_threads(&self, config: &RunConfig) -> Result<(), TrainError> {
-        self.check("train.threads", self.state.threads.into(), config.train.threads.into())
+        self.check("train.threads", self.state.threads.into(), config.train.threads().into())
     }
 
     fn check(&self, field: &str, got: u64, want: u64) -> Result<(), TrainError> {

@@ -101,7 +101,7 @@ impl Work {
             moments: Moments::zeros(&parameters),
             ema: parameters.iter().map(duplicate).collect::<Result<_, _>>()?,
             feed: Feed::new(device)?,
-            codes: Codes::new(config.model.degree, filter, device, train.threads as usize)?,
+            codes: Codes::new(config.model.degree, filter, device, train.threads() as usize)?,
             forward: Forward::new(&schedule, Kind::Float, device)?,
             buckets: Buckets::new(ranks.data(), &parameters, BUCKET_BYTES)?,
             data: ranks.data().clone(),

@@ -95,6 +95,11 @@ impl TrainConfig {
         self.warmup_steps.value().unwrap_or_else(|| WARMUP_STEPS_AUTO_MAX.min(self.steps / 10))
     }
 
+    /// CPU threads per worker.
+    pub fn threads(&self) -> u32 {
+        self.threads
+    }
+
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("train.steps", self.steps, 1..=u64::from(u32::MAX));
         if self.warmup_steps() > self.steps {
