@@ -60,7 +60,7 @@ pub(super) fn sample(images: u32, global: &Global, output: Output) -> anyhow::Re
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     refuse_filter(&config)?;
-    let world = world.first_worker_only(config.train.threads);
+    let world = world.first_worker_only(config.train.threads());
     let job = Job::BenchSample(Box::new(SampleBench { config: config.clone(), images }));
     let found: SampleBenched = run_gang(&resolved, &world, job)?.first()?;
     let (degree, samples, steps) = (config.model.degree, config.eval.samples, config.eval.sampler_steps);
