@@ -16,7 +16,8 @@ pub struct NodeWorkers {
 }
 
 impl NodeWorkers {
-    /// Assigns the configured workers to the available GPUs, or to the CPU.
+    /// Assigns the configured workers to the available GPUs, or to the CPU. If `train.threads` is "auto", workers on the
+    /// CPU share the cores, and a worker with a GPU has one thread.
     pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
         let parallel = &config.parallel;
         if parallel.nodes > 1 {
@@ -30,14 +31,22 @@ impl NodeWorkers {
         }
         check_tensor_split(workers, parallel.tensor)?;
         check_interface(&config.network.interface)?;
-        let slot = |rank| WorkerSlot {
-            rank,
-            world: workers,
-            local_rank: rank,
-            gpu: on_cuda.then(|| rank % gpus),
-            threads: config.train.threads,
-        };
+        let threads_auto = if on_cuda { 1 } else { (cores() / workers).max(1) };
+        let threads = config.train.threads.value().unwrap_or(threads_auto);
+        let slot =
+            |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: on_cuda.then(|| rank % gpus), threads };
         Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu: on_cuda && workers > gpus })
+    }
+
+    /// Number of CPU threads of each worker.
+    pub fn threads(&self) -> u32 {
+        self.slots.first().map_or(1, |slot| slot.threads)
+    }
+
+    /// Gives each worker `threads` threads.
+    pub fn with_threads(mut self, threads: u32) -> Self {
+        self.slots.iter_mut().for_each(|slot| slot.threads = threads);
+        self
     }
 
     /// Returns a single worker on the CPU with `threads` threads.
@@ -98,7 +107,7 @@ impl NodeWorkers {
     }
 }
 
-/// Number of cores that this process may use.
+/// Number of cores that this process may use. Respects the CPU affinity and the quota of the process's control group.
 pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
@@ -224,6 +233,21 @@ mod tests {
         let world =
             NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("one worker runs on the CPU");
         assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [None]);
+    }
+
+    #[test]
+    fn automatic_threads_share_the_cores_on_the_cpu_only() {
+        let threads = |workers, device, gpus| {
+            NodeWorkers::plan(&config(workers, device), &inventory(gpus)).expect("the workers have devices").threads()
+        };
+        assert_eq!(threads(None, DeviceKind::Cpu, 0), cores());
+        assert_eq!(threads(Some(2), DeviceKind::Cpu, 0), (cores() / 2).max(1));
+        assert_eq!(threads(Some(1024), DeviceKind::Cpu, 0), (cores() / 1024).max(1));
+        assert_eq!(threads(None, DeviceKind::Cuda, 2), 1);
+        let mut config = config(Some(2), DeviceKind::Cpu);
+        config.train.threads = AutoOr::Value(5);
+        let world = NodeWorkers::plan(&config, &inventory(0)).expect("two workers run on the CPU");
+        assert_eq!(world.slots.iter().map(|slot| slot.threads).collect::<Vec<_>>(), [5, 5]);
     }
 
     #[test]

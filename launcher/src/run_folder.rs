@@ -37,7 +37,7 @@ use locdiff_core::files::Files;
 use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
-pub use find::{has_ended, is_run, named_run, newest_run, runs, unfinished_run};
+pub use find::{has_ended, is_run, named_run, newest_run, runs, threads_of, unfinished_run};
 pub use lock::{CheckpointUse, RunLock};
 pub use names::{CONFIG, LATEST, new_run_name, utc_text};
 pub use resume::ResumePoint;

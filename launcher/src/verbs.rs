@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::CommandFactory;
-use locdiff_core::config::{self, CheckpointConfig, DeviceKind, Layer, Resolved, RunConfig, SuperviseConfig};
+use locdiff_core::config::{self, AutoOr, CheckpointConfig, DeviceKind, Layer, Resolved, RunConfig, SuperviseConfig};
 use locdiff_core::protocol::{CollectiveRow, Hello, Job, Probed, SelfCheck, TypedResult};
 use serde_json::{Value, json};
 
@@ -99,10 +99,11 @@ pub(crate) fn resolve_for(global: &Global, sections: &[&str]) -> Result<Resolved
     Ok(config::load_for(&global.layers(default_preset(global, &gpus::inventory())), sections)?)
 }
 
-/// Resolves the configuration and assigns its workers to devices.
+/// Resolves the configuration and assigns its workers to devices. Replaces "auto" in `train.threads` with a number.
 pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchError> {
-    let resolved = resolve(global)?;
+    let mut resolved = resolve(global)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    resolved.config.train.threads = AutoOr::Value(world.threads());
     Ok((resolved, world))
 }
 

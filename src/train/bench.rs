@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use locdiff_core::config::RunConfig;
 use locdiff_core::geo::Place;
 use locdiff_core::protocol::{Ceilings, StepSpeed, ToLauncher, TrainBench, TrainBenched, TrainJob};
 use locdiff_core::pulse;
@@ -17,8 +18,8 @@ use super::observe::{Launcher, Meter};
 use super::run::run;
 use super::step::{StepOptions, Trainer};
 use crate::comm::Communicator;
-use crate::native::cuda;
 use crate::native::random::{RandomTensors, RowDraw, Step};
+use crate::native::{NativeError, cuda};
 use crate::shards::{Batch, Position};
 use crate::shdd::points::uniform_points_of;
 
@@ -28,8 +29,21 @@ const WARM_UP: u32 = 20;
 const BATCHES: u64 = 4;
 /// Width of the random embeddings if `model.embedding_width` is "auto": that of GeoCLIP's.
 const WIDTH: u32 = 768;
+/// A training on `shards.train` reports at least this many times during the timed steps, if there are enough steps.
+const REPORTS_MIN: u64 = 4;
 /// Number of repetitions of the product and of the copy that measure the speed limits. The fastest counts.
 const REPETITIONS: usize = 10;
+
+/// The work of a step. All but the batch are numbers of one rank.
+#[derive(Debug, Clone, Copy)]
+struct StepCost {
+    /// Rows over all ranks.
+    global_batch: f64,
+    /// Operations of the matrix products.
+    flops: f64,
+    /// Bytes that the update of the parameters moves at least.
+    update_bytes: f64,
+}
 
 /// Times training. All ranks must call this function. Every rank returns its own times.
 pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, TrainError> {
@@ -38,9 +52,15 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     if let Device::Cuda(index) = device {
         cuda::set_device(index)?;
     }
-    let width = config.model.embedding_width.value().unwrap_or(WIDTH);
+    let width = embedding_width(config);
     let mut trainer = Trainer::new(config, width, None, ranks)?;
-    let meter = Meter::new(config, &trainer, ranks);
+    let kind = trainer.work.network.placement().compute_kind();
+    let parameters: usize = trainer.work.network.parameters().tensors().iter().map(Tensor::numel).sum();
+    let cost = StepCost {
+        global_batch: f64::from(config.train.global_batch),
+        flops: Meter::new(config, &trainer, ranks).step_flops(),
+        update_bytes: parameters as f64 * update_bytes(kind),
+    };
     let batches = (0..BATCHES).map(|index| batch(job, index, width, ranks)).collect::<Result<Vec<_>, _>>()?;
     let ahead = usize::from(trainer.work.can_run_ahead());
     let (mut times_ms, mut begun) = (Vec::new(), Instant::now());
@@ -56,23 +76,38 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     while trainer.in_flight() > 0 {
         trainer.finish()?;
     }
-    let global_batch = f64::from(config.train.global_batch);
-    let memory = speed(times_ms.split_off(WARM_UP as usize), global_batch, meter.step_flops(), 0.0);
-    let peak_gib = match device {
-        Device::Cuda(index) => Some(cuda::memory(index)?.allocated_peak_bytes as f64 / (1_u64 << 30) as f64),
-        _ => None,
-    };
-    let (graph_nodes, kind) = (trainer.graph_nodes(), trainer.work.network.placement().compute_kind());
-    let path = trainer.work.path();
-    drop((trainer, batches));
+    let memory = speed(times_ms.split_off(WARM_UP as usize), cost, 0.0);
+    // A training also holds the copy of its state that a checkpoint is written from.
+    let copy = trainer.copied_state()?;
+    let (peak_gib, graph_nodes, path) = (peak_gib(device)?, trainer.graph_nodes(), trainer.work.path());
+    drop((copy, trainer, batches));
     Ok(TrainBenched {
         path: path.to_owned(),
         graph_nodes: graph_nodes.map(|nodes| nodes as u64),
         memory,
-        end_to_end: end_to_end(job, ranks, meter.step_flops())?,
+        end_to_end: end_to_end(job, ranks, cost)?,
         peak_gib,
         ceilings: ceilings(device, kind)?,
     })
+}
+
+/// Width of the random embeddings.
+pub(crate) fn embedding_width(config: &RunConfig) -> u32 {
+    config.model.embedding_width.value().unwrap_or(WIDTH)
+}
+
+/// Largest amount of GPU memory that libtorch allocated in this process, GiB; `None` on the CPU.
+pub(crate) fn peak_gib(device: Device) -> Result<Option<f64>, NativeError> {
+    let Device::Cuda(index) = device else { return Ok(None) };
+    Ok(Some(cuda::memory(index)?.allocated_peak_bytes as f64 / (1_u64 << 30) as f64))
+}
+
+/// Bytes per parameter that an update moves at least, if gradients are numbers of type `kind`. The gradient is read
+/// twice, once for its norm. Four f32 numbers are read and written: the weight, its average and two moments. If `kind`
+/// has fewer bits than f32, a copy of the weight is written too.
+fn update_bytes(kind: Kind) -> f64 {
+    let (gradient, copy) = if kind == Kind::Float { (4.0, 0.0) } else { (2.0, 2.0) };
+    2.0 * gradient + 2.0 * 16.0 + copy
 }
 
 /// This rank's slice of a batch of random rows.
@@ -100,13 +135,14 @@ fn batch(job: &TrainBench, index: u64, width: u32, ranks: &Communicator) -> Resu
 
 /// Times a training on `shards.train`. Returns `None` if `job` does not ask for it, or if this is not rank 0, which
 /// alone knows the times.
-fn end_to_end(job: &TrainBench, ranks: &Communicator, step_flops: f64) -> Result<Option<StepSpeed>, TrainError> {
+fn end_to_end(job: &TrainBench, ranks: &Communicator, cost: StepCost) -> Result<Option<StepSpeed>, TrainError> {
     let Some(run_dir) = &job.scratch else { return Ok(None) };
     let mut config = job.config.clone();
     config.train.steps = u64::from(WARM_UP + job.steps);
     config.checkpoint.every = config.train.steps;
     config.shards.validation = String::new();
-    let log_every = config.train.log_every;
+    let log_every = config.train.log_every.min(u64::from(job.steps) / REPORTS_MIN).max(1);
+    config.train.log_every = log_every;
     let train = TrainJob { config, run_dir: run_dir.clone(), ..TrainJob::default() };
     let mut reports = Vec::new();
     let mut send = |message: ToLauncher| {
@@ -117,24 +153,24 @@ fn end_to_end(job: &TrainBench, ranks: &Communicator, step_flops: f64) -> Result
     };
     run(&train, 0, ranks, Launcher { send: &mut send, next_fault: &mut || None })?;
     let timed = reports.iter().filter(|report| report.step >= u64::from(WARM_UP) + log_every);
-    let global_batch = f64::from(job.config.train.global_batch);
     let (times_ms, waits): (Vec<f64>, Vec<f64>) =
-        timed.map(|report| (1e3 * global_batch / report.samples_per_s, report.data_wait)).unzip();
+        timed.map(|report| (1e3 * cost.global_batch / report.samples_per_s, report.data_wait)).unzip();
     if times_ms.is_empty() {
         return Ok(None);
     }
     let data_wait = waits.iter().sum::<f64>() / waits.len() as f64;
-    Ok(Some(speed(times_ms, global_batch, step_flops, data_wait)))
+    Ok(Some(speed(times_ms, cost, data_wait)))
 }
 
-fn speed(mut times_ms: Vec<f64>, global_batch: f64, step_flops: f64, data_wait: f64) -> StepSpeed {
+fn speed(mut times_ms: Vec<f64>, cost: StepCost, data_wait: f64) -> StepSpeed {
     let [ms_lo, ms_per_step, ms_hi] = spread(&mut times_ms);
     StepSpeed {
         ms_per_step,
         ms_lo,
         ms_hi,
-        samples_per_s: 1e3 * global_batch / ms_per_step,
-        tflops: step_flops / ms_per_step / 1e9,
+        samples_per_s: 1e3 * cost.global_batch / ms_per_step,
+        tflops: cost.flops / ms_per_step / 1e9,
+        gb_per_s: cost.update_bytes / ms_per_step / 1e6,
         data_wait,
     }
 }

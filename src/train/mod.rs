@@ -33,7 +33,7 @@ mod step;
 mod work;
 
 pub use bench::bench;
-pub(crate) use bench::spread;
+pub(crate) use bench::{embedding_width, peak_gib, spread};
 pub use error::TrainError;
 pub use observe::{Launcher, SendMessage};
 pub use run::run;

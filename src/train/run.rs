@@ -446,7 +446,7 @@ impl<'a> Training<'a> {
             kept_dimensions: self.trainer.work.codes.filter().map(crate::shdd::Filter::indices),
             bookmark: self.data.bookmark(self.position),
             seed: config.train.seed,
-            threads: config.train.threads,
+            threads: config.train.threads(),
             config: serde_json::to_value(config).map_err(|error| TrainError::Config(error.to_string()))?,
         })
     }

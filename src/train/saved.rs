@@ -37,7 +37,7 @@ impl Saved {
 
     /// Checks that the number of threads has not changed, because the last bits of results depend on it.
     pub(super) fn check_threads(&self, config: &RunConfig) -> Result<(), TrainError> {
-        self.check("train.threads", self.state.threads.into(), config.train.threads.into())
+        self.check("train.threads", self.state.threads.into(), config.train.threads().into())
     }
 
     fn check(&self, field: &str, got: u64, want: u64) -> Result<(), TrainError> {
@@ -104,6 +104,14 @@ impl Trainer {
             parts.push(Part::Json { name: STATE.to_owned(), value });
         }
         Ok(parts)
+    }
+
+    /// A copy of the tensors that a checkpoint holds, in memory that a checkpoint would use.
+    pub(super) fn copied_state(&self) -> Result<Vec<NamedTensors>, TrainError> {
+        let (work, weights) = (&self.work, self.work.network.parameters().tensors());
+        let lists = [&weights, &work.ema, &work.moments.exp_avgs, &work.moments.exp_avg_sqs];
+        let named = |list: &Vec<Tensor>| list.iter().map(|tensor| (String::new(), tensor.shallow_clone())).collect();
+        lists.into_iter().map(|list| copied(&named(list))).collect()
     }
 
     /// How the split tensors are divided among tensor-parallel ranks.

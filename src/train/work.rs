@@ -130,7 +130,7 @@ impl Work {
             }
         };
         Ok(Self {
-            codes: Codes::new(config.model.degree, filter, device, train.threads as usize)?,
+            codes: Codes::new(config.model.degree, filter, device, train.threads() as usize)?,
             data: ranks.data().clone(),
             config: config.clone(),
             network,

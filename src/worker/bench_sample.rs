@@ -11,10 +11,8 @@ use tch::{Device, Kind};
 use crate::infer::{BLOCK_IMAGES, Denoiser, Engine, ImageBlock};
 use crate::native::cuda;
 use crate::native::random::{RandomTensors, RowDraw, Step};
-use crate::train::spread;
+use crate::train::{embedding_width, peak_gib, spread};
 
-/// Width of the random embeddings if `model.embedding_width` is "auto": that of GeoCLIP's.
-const WIDTH: u32 = 768;
 /// Number of places among which samples are decoded: that of GeoCLIP's gallery.
 const ANCHORS: usize = 100_000;
 
@@ -25,7 +23,7 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
         cuda::set_device(index)?;
     }
     let config = &job.config;
-    let width = config.model.embedding_width.value().unwrap_or(WIDTH) as usize;
+    let width = embedding_width(config) as usize;
     let begun = Instant::now();
     let denoiser = Denoiser::new(config, width as u32, None, device)?;
     let engine = Engine::new(denoiser, &config.eval, config.train.seed, fibonacci_grid(ANCHORS))?;
@@ -41,11 +39,7 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
     }
     let s_per_image = begun.elapsed().as_secs_f64() / (blocks * BLOCK_IMAGES) as f64;
     let [ms_lo, ms_per_image, ms_hi] = spread(&mut times_ms);
-    let peak_gib = match device {
-        Device::Cuda(index) => Some(cuda::memory(index)?.allocated_peak_bytes as f64 / (1_u64 << 30) as f64),
-        _ => None,
-    };
-    let (path, anchors) = ("eager".to_owned(), ANCHORS as u64);
+    let (path, anchors, peak_gib) = ("eager".to_owned(), ANCHORS as u64, peak_gib(device)?);
     Ok(SampleBenched { path, s_per_image, ms_per_image, ms_lo, ms_hi, prepare_s, anchors, peak_gib })
 }
 

@@ -3,6 +3,7 @@
 
     python3 tests/bench/pytorch.py train --mode whole --degree 47 --batch 512
     python3 tests/bench/pytorch.py sample --mode whole --degree 47 --samples 16 --steps 20 --images 512
+    python3 tests/bench/pytorch.py train --device cpu --threads 2 --precision f32 --degree 15 --anchors 512
 
 Modes:
   eager            plain PyTorch
@@ -12,7 +13,7 @@ Modes:
                    the clipping of the gradient and a capturable AdamW. Sampling: bf16 weights, all steps and the
                    decoding of the samples.
 
-The network and the loss are those of `docs/examples/locdiff_torch.py`, with bf16 matrix products. The rows, their
+The network and the loss are those of `docs/examples/locdiff_torch.py`, by default with bf16 matrix products. The rows, their
 codes and the anchors' harmonics are random and already on the device. There is no moving average of the weights. The
 last line of the output is one JSON object. Needs only torch.
 """
@@ -53,6 +54,19 @@ def compiled(function, mode):
     return torch.compile(function, mode={"compile": "default", "whole": "default"}.get(mode, mode))
 
 
+def captured(work, warm_up):
+    """Runs `work` a few times and then records it as a CUDA graph. Returns a function that replays the graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(warm_up):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 class Training:
     """One training step on random rows."""
 
@@ -62,7 +76,7 @@ class Training:
         self.model = locdiff.CSUnet(dimensions, dropout=options.dropout).to(device)
         whole = options.mode == "whole"
         self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), 1e-4, betas=(0.9, 0.99), weight_decay=5e-4, fused=device == "cuda", capturable=whole
+            self.model.parameters(), 1e-4, betas=(0.9, 0.99), weight_decay=5e-4, fused=True, capturable=whole
         )
         self.alphas_bar = locdiff.alphas_bar().to(device)
         self.codes = locdiff.spherical_harmonics(unit_vectors(POOL, device), options.degree)
@@ -103,17 +117,7 @@ class Training:
 
     def stepper(self):
         """Returns a function that makes one step."""
-        if self.options.mode != "whole":
-            return self.step
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self.step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        return graph.replay
+        return captured(self.step, WARM_UP) if self.options.mode == "whole" else self.step
 
 
 def train(options, device):
@@ -169,17 +173,7 @@ class Sampling:
 
     def runner(self):
         """Returns a function that samples and decodes one block of images."""
-        if self.options.mode != "whole":
-            return self.run
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run()
-        return graph.replay
+        return captured(self.run, 3) if self.options.mode == "whole" else self.run
 
 
 @torch.no_grad()
@@ -206,6 +200,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("train", "sample"))
     parser.add_argument("--mode", default="eager", choices=MODES)
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "f32"))
     parser.add_argument("--dropout", type=float, default=0.0)
     for name, value in (
@@ -214,14 +209,15 @@ def main():
     ):
         parser.add_argument("--" + name, type=int, default=value)
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
     result = {"train": train, "sample": sample}[options.what](options, device)
     peak_gib = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
-    print(json.dumps({"what": options.what, "mode": options.mode, "degree": options.degree, "peak_gib": peak_gib, **result}))
+    about = {"what": options.what, "mode": options.mode, "degree": options.degree, "threads": torch.get_num_threads()}
+    print(json.dumps({**about, "peak_gib": peak_gib, **result}))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,9 @@ fn positive(result: &Value, field: &str) {
 fn bench_train_times_steps_in_memory_and_from_shards() {
     let stage = Stage::new(Worker::Real);
     small_shards::build(&stage, "small", 0..128, 1, false);
-    let line = format!(
-        "{SMALL} --workers 2 --set shards.train=shards/small --set train.log_every=5 bench train --steps 20 --end-to-end"
-    );
+    let line = format!("{SMALL} --workers 2 --set shards.train=shards/small bench train --steps 6 --end-to-end");
     let result = stage.run(&line).exits_with(ExitCode::Success).json();
-    for field in ["ms_per_step", "ms_lo", "ms_hi", "samples_per_s", "tflops"] {
+    for field in ["ms_per_step", "ms_lo", "ms_hi", "samples_per_s", "tflops", "gb_per_s"] {
         positive(&result, field);
         positive(&result["end_to_end"], field);
     }
@@ -28,11 +26,13 @@ fn bench_train_times_steps_in_memory_and_from_shards() {
         positive(&result["ceilings"], field);
     }
     let sizes = ["degree", "batch", "anchors", "steps"].map(|field| result[field].as_u64());
-    assert_eq!(sizes, [Some(5), Some(24), Some(32), Some(20)], "{result}");
+    assert_eq!(sizes, [Some(5), Some(24), Some(32), Some(6)], "{result}");
     assert_eq!((&result["path"], &result["peak_gib"]), (&"autograd".into(), &Value::Null), "{result}");
     let ms = result["ms_per_step"].as_f64().unwrap_or_default();
     let rows_per_s = result["samples_per_s"].as_f64().unwrap_or_default();
     assert!((rows_per_s * ms / 24e3 - 1.0).abs() < 1e-6, "{result}");
+    let ran = stage.run(&format!("{SMALL} --workers 5 bench train"));
+    ran.exits_with(ExitCode::Config).stderr_has("train.global_batch: is 24, which cannot be divided among 5");
     let left = std::fs::read_dir(stage.path().join("checkpoints")).is_ok_and(|mut found| found.next().is_some());
     assert!(!left, "the benchmark left a run behind");
 }

@@ -104,7 +104,7 @@ fn flags_override_set_and_set_overrides_the_file() {
     };
     assert_eq!(value_of("workers"), "workers = 8 # --workers");
     assert_eq!(value_of("tensor "), "tensor = 4 # --set");
-    assert_eq!(value_of("threads"), "threads = 1 # default");
+    assert_eq!(value_of("threads"), "threads = \"auto\" # default");
 }
 
 #[test]

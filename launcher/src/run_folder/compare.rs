@@ -37,9 +37,13 @@ impl Differences {
     }
 }
 
-/// Compares two configurations field by field.
+/// Compares two configurations field by field. If `train.threads` is "auto" in the new one, the run keeps its number.
 pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
-    let (was, is) = (leaves(was), leaves(is));
+    let mut is = is.clone();
+    if is.train.threads == AutoOr::Auto {
+        is.train.threads = was.train.threads;
+    }
+    let (was, is) = (leaves(was), leaves(&is));
     let mut found = Differences::default();
     for ((key, was), (_, is)) in was.iter().zip(&is).filter(|((_, was), (_, is))| was != is) {
         if is_fixed(key) && !is_automatic_width(key, [was, is]) {
@@ -84,11 +88,12 @@ mod tests {
 
     #[test]
     fn changes_of_model_order_or_bits_are_refused_and_others_reported() {
-        let was = RunConfig::default();
+        let mut was = RunConfig::default();
+        was.train.threads = AutoOr::Value(1);
         assert_eq!(compare(&was, &was), Differences::default());
         let mut is = was.clone();
         is.model.degree = 23;
-        is.train.threads = 2;
+        is.train.threads = AutoOr::Value(2);
         is.shards.latitude_column = "latitude".into();
         is.train.learning_rate = 5e-4;
         is.parallel.workers = AutoOr::Value(8);
@@ -101,6 +106,13 @@ mod tests {
         assert_eq!(found.refused, refused);
         assert_eq!(found.allowed[0], "train.learning_rate changed from 0.0008 to 0.0005");
         assert_eq!(found.allowed.len(), 2, "{:?}", found.allowed);
+    }
+
+    #[test]
+    fn automatic_threads_match_the_number_of_the_run() {
+        let (mut was, is) = (RunConfig::default(), RunConfig::default());
+        was.train.threads = AutoOr::Value(3);
+        assert_eq!(compare(&was, &is), Differences::default());
     }
 
     #[test]

@@ -20,6 +20,12 @@ pub fn is_run(folder: &Path) -> bool {
     folder.join(CONFIG).exists()
 }
 
+/// Number of threads in the run's configuration. `None` if the folder is not a run, or if its configuration cannot be
+/// read or has no number.
+pub fn threads_of(run: &Path) -> Option<u32> {
+    config::load(&[Layer::File(run.join(CONFIG))]).ok()?.config.train.threads.value()
+}
+
 /// The folders of all runs in `dir`, sorted by name. If `dir` does not exist, there are none.
 pub fn runs(dir: &Path) -> Result<Vec<PathBuf>, LaunchError> {
     let entries = match std::fs::read_dir(dir) {

@@ -25,7 +25,7 @@ fn limit_us(degree: u32) -> Option<f64> {
 /// Measures and prints the table. Fails if the implementations give different values.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let world = world.first_worker_only(resolved.config.train.threads);
+    let world = world.first_worker_only(resolved.config.train.threads());
     let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd)?.first()?;
     output.print(&format!(
         "{:>6} {:>6} {:>9} {:>9} {:>9} {:>7}  us per location",

@@ -16,6 +16,7 @@ pub(super) fn train(steps: u32, end_to_end: bool, global: &Global, output: Outpu
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     refuse_filter(&config)?;
+    world.check_divisible(&config)?;
     if end_to_end {
         require_shards("shards.train", &config.shards.train)?;
     }
@@ -36,6 +37,7 @@ pub(super) fn train(steps: u32, end_to_end: bool, global: &Global, output: Outpu
         column("90 %", 3, |speed| speed.ms_hi),
         column("rows/s", 0, |speed| speed.samples_per_s),
         column("TFLOP/s", 2, |speed| speed.tflops),
+        column("GB/s", 1, |speed| speed.gb_per_s),
         column("wait %", 1, |speed| 100.0 * speed.data_wait),
     ];
     let (batch, degree, anchors) = (config.train.global_batch, config.model.degree, config.loss.anchors);
@@ -58,7 +60,7 @@ pub(super) fn sample(images: u32, global: &Global, output: Output) -> anyhow::Re
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     refuse_filter(&config)?;
-    let world = world.first_worker_only(config.train.threads);
+    let world = world.first_worker_only(config.train.threads());
     let job = Job::BenchSample(Box::new(SampleBench { config: config.clone(), images }));
     let found: SampleBenched = run_gang(&resolved, &world, job)?.first()?;
     let (degree, samples, steps) = (config.model.degree, config.eval.samples, config.eval.sampler_steps);

@@ -12,7 +12,7 @@ mod record;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use locdiff_core::config::{Resolved, RunConfig, ValueOrigin};
+use locdiff_core::config::{AutoOr, Resolved, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{
@@ -32,7 +32,7 @@ use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
     Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, is_run, new_run_name, runs,
-    unfinished_run, whole_checkpoint,
+    threads_of, unfinished_run, whole_checkpoint,
 };
 use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
 use crate::terminal::{Display, width, wrapped};
@@ -125,6 +125,22 @@ fn similar_runs(dir: &Path, name: &str) -> String {
     if similar.is_empty() { String::new() } else { format!("; runs with similar names: {}", similar.join(", ")) }
 }
 
+/// Replaces "auto" in `train.threads` with a number. An existing run keeps its number, because the last bits of results
+/// depend on it. A new run gets the number of `world`.
+fn with_threads(resolved: &Resolved, world: &NodeWorkers, run: &Path) -> (Resolved, NodeWorkers) {
+    let mut resolved = resolved.clone();
+    let here = world.threads();
+    let threads = match resolved.config.train.threads {
+        AutoOr::Value(threads) => threads,
+        AutoOr::Auto => threads_of(run).unwrap_or(here),
+    };
+    if threads != here {
+        tracing::info!("each worker uses {threads} threads, as when the run was created; a new run would use {here}");
+    }
+    resolved.config.train.threads = AutoOr::Value(threads);
+    (resolved, world.clone().with_threads(threads))
+}
+
 /// Trains with a resolved configuration.
 pub(super) fn run_resolved(
     resolved: &Resolved,
@@ -142,6 +158,8 @@ pub(super) fn run_resolved(
     let dir = Path::new(&config.checkpoint.dir);
     let mut supervisor = Supervisor::new()?;
     let name = choice.name(config)?;
+    let (resolved, world) = &with_threads(resolved, world, &dir.join(&name));
+    let config = &resolved.config;
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     let folder = opened.folder.path().display();
     match opened.is_new {

@@ -164,3 +164,30 @@ fn number_of_workers_does_not_change_the_quick_evaluation() {
         );
     }
 }
+
+/// The number of threads is chosen when a run is created. A resumed run keeps it, as if it had moved to a machine with
+/// another number of cores.
+#[test]
+fn automatic_threads_are_chosen_once_and_kept_on_resume() {
+    let stage = stage();
+    let cores = std::thread::available_parallelism().expect("the number of cores is known").get();
+    let run = |name: &str, settings: &str| train(&stage, name, &format!("--set train.steps=4 {settings}"));
+    let has_threads = |name: &str, threads: usize| {
+        let text = std::fs::read_to_string(run_dir(&stage, name).join("config.toml")).expect("the run has a file");
+        assert!(text.contains(&format!("\nthreads = {threads}\n")), "wanted {threads} threads:\n{text}");
+    };
+    for (name, workers) in [("one", 1), ("two", 2)] {
+        run(name, &format!("--workers {workers} --set train.threads=auto")).exits_with(ExitCode::Success);
+        has_threads(name, (cores / workers).max(1));
+    }
+    let elsewhere = cores + 1;
+    run("moved", &format!("--workers 1 --set train.threads={elsewhere}")).exits_with(ExitCode::Success);
+    let ran = run("moved", "--workers 1 --set train.threads=auto --set train.steps=8");
+    ran.exits_with(ExitCode::Success).stderr_has(&format!(
+        "each worker uses {elsewhere} threads, as when the run was created; a new run would use {cores}"
+    ));
+    has_threads("moved", elsewhere);
+    let never = format!("--workers 1 --set train.threads={elsewhere} --set train.steps=8");
+    run("never-moved", &never).exits_with(ExitCode::Success);
+    assert_eq!(tensors(&run_dir(&stage, "moved")), tensors(&run_dir(&stage, "never-moved")));
+}

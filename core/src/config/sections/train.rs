@@ -69,8 +69,10 @@ section! {
         /// On CUDA, record the training step once and replay it as a CUDA graph. false: launch each kernel separately, for
         /// debugging.
         pub cuda_graph: bool = true,
-        /// CPU threads per worker. Affects results in the last bits, so a resumed run cannot change it.
-        pub threads: u32 = 1,
+        /// CPU threads per worker. "auto": 1 for a worker with a GPU; workers without a GPU share the cores of the node.
+        /// The number is chosen when a run is created, and stored with the run. It affects results in the last bits, so a
+        /// resumed run cannot change it.
+        pub threads: AutoOr<u32> = AutoOr::Auto,
         /// Steps whose gradient is not finite are skipped. This many skipped steps in a row end the run.
         pub nonfinite_steps_max: u32 = 20,
         /// Steps between log lines and between points in TensorBoard.
@@ -95,6 +97,12 @@ impl TrainConfig {
         self.warmup_steps.value().unwrap_or_else(|| WARMUP_STEPS_AUTO_MAX.min(self.steps / 10))
     }
 
+    /// CPU threads per worker. The launcher replaces "auto" with a number before it starts workers. Elsewhere, "auto"
+    /// means 1.
+    pub fn threads(&self) -> u32 {
+        self.threads.value().unwrap_or(1)
+    }
+
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("train.steps", self.steps, 1..=u64::from(u32::MAX));
         if self.warmup_steps() > self.steps {
@@ -109,7 +117,9 @@ impl TrainConfig {
         checker.not_negative("train.weight_decay", self.weight_decay);
         checker.not_negative("train.clip_norm", self.clip_norm);
         checker.within("train.ema_decay", self.ema_decay, 0.0..1.0);
-        checker.within("train.threads", self.threads, 1..=1024);
+        if let Some(threads) = self.threads.value() {
+            checker.within("train.threads", threads, 1..=1024);
+        }
         checker.within("train.nonfinite_steps_max", self.nonfinite_steps_max, 1..);
         checker.within("train.log_every", self.log_every, 1..);
         if let Some(peak_tflops) = self.peak_tflops.value() {
