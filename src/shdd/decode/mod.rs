@@ -16,9 +16,9 @@ pub mod neighbourhood;
 pub mod refine;
 mod source;
 
-pub use anchors::{Anchors, BestAnchors, Budget, Coarse, grid_points_min};
+pub use anchors::{Anchors, BestAnchors, Budget, Coarse, PendingBest, grid_points_min};
 pub(crate) use decoder::in_parallel;
-pub use decoder::{Decoded, Decoder};
+pub use decoder::{Decoded, Decoder, Decoding};
 pub(in crate::shdd) use decoder::{largest, threads};
 pub use neighbourhood::Neighbourhood;
 pub use refine::{Refined, refine};
