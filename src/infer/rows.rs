@@ -12,6 +12,7 @@ use locdiff_core::geo::{Place, places};
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
+use crate::native::host::pinned_bytes;
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
 /// Images per block on the CPU, and in the quick evaluation of a training run.
@@ -60,10 +61,12 @@ impl ImageBlock {
         let shape = [(self.size * self.views) as i64, self.width as i64];
         let embeddings = Tensor::f_from_data_size(&bytes, &shape, Kind::Half)?;
         if !device.is_cuda() {
-            return Ok(embeddings.f_to_device(device)?);
+            return Ok(embeddings);
         }
-        // From page-locked memory, the copy does not wait for the work that the device still has to do.
-        Ok(embeddings.f_pin_memory(device)?.f_to_device_(device, Kind::Half, true, false)?)
+        // The host does not wait for a copy from pinned memory.
+        let mut pinned = pinned_bytes(bytes.len())?.f_view_dtype(Kind::Half)?.f_view(shape)?;
+        pinned.f_copy_(&embeddings)?;
+        Ok(pinned.f_to_device_(device, Kind::Half, true, false)?)
     }
 }
 

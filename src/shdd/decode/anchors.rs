@@ -31,19 +31,15 @@
 //! anchors have equal scores, libtorch's `topk` may return any of them. This module therefore takes at least
 //! [`CANDIDATES`] anchors from `topk` and sorts them. The first of several anchors with equal scores is then found,
 //! unless more than [`CANDIDATES`] anchors have that score, as in a gallery that repeats one place very often.
-//!
-//! A `topk` over a whole wide tile would take longer than its product. The columns of a wide tile are therefore divided
-//! into blocks, and `topk` first selects the k blocks with the largest maxima and then k columns of these blocks. This
-//! gives the same k scores: a block that holds one of the k best scores has a maximum at least as large, and fewer than
-//! k other blocks can have a larger maximum.
 
 use std::ops::Range;
 
 use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::source::{SourcePoints, flat};
-use crate::native::cuda::Readback;
+use super::best::{BestAnchors, PendingBest, check_bounds};
+use super::columns::{largest_columns, numbers_needed};
+use super::source::SourcePoints;
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -53,10 +49,6 @@ use crate::shdd::{Basis, Filter, ShddError};
 pub const CANDIDATES: usize = 64;
 /// The number of rows of a tile is padded to a multiple of this.
 pub const TILE_MULTIPLE: usize = 128;
-/// Columns of a block, of which `topk` first sees only the maximum. It divides [`TILE_MULTIPLE`].
-const BLOCK: usize = 32;
-/// The end of the error message for a code that is rejected.
-const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
 
 /// Number format of the coarse pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,21 +101,6 @@ impl Budget {
             Self { tile_bytes: 8 << 20, ..Self::default() }
         }
     }
-}
-
-/// The best anchors of each code, best first.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BestAnchors {
-    /// For each code, the indices of its best anchors with their scores, best first.
-    pub rows: Vec<Vec<(usize, f32)>>,
-}
-
-/// The best anchors of each code while the device still computes them.
-#[derive(Debug)]
-pub struct PendingBest {
-    /// The scores and indices of the best anchors of each code, and an upper bound of all scores of each code.
-    found: Readback,
-    count: usize,
 }
 
 /// The points for which scores are computed, and their harmonics.
@@ -224,8 +201,8 @@ impl Anchors {
         let wanted = count.max(CANDIDATES).min(self.points().len());
         let count = count.min(wanted);
         let columns = self.tile_rows().next_multiple_of(TILE_MULTIPLE);
-        let extra = if is_wide(columns, wanted) { columns / BLOCK + 4 * BLOCK * wanted } else { 2 * wanted };
-        let passes = codes.div_ceil((self.budget.scores_bytes / 4 / (columns + extra)).max(1)).max(1);
+        let per_pass = self.budget.scores_bytes / 4 / (columns + numbers_needed(columns, wanted));
+        let passes = codes.div_ceil(per_pass.max(1)).max(1);
         let (mut scores, mut anchors) = (Vec::new(), Vec::new());
         for range in ranges(codes, codes.div_ceil(passes).max(1)) {
             let chunk_bc = rows_of(&codes_bc, &range)?;
@@ -239,7 +216,7 @@ impl Anchors {
             anchors.push(Tensor::f_zeros([0, count as i64], (Kind::Int64, self.device()))?);
         }
         let (scores_bk, anchors_bk) = (Tensor::f_cat(&scores, 0)?, Tensor::f_cat(&anchors, 0)?);
-        Ok(PendingBest { found: Readback::start(&[&scores_bk, &anchors_bk, &bounds_b])?, count })
+        PendingBest::new(&scores_bk, &anchors_bk, &bounds_b)
     }
 
     /// Number of codes whose scores over all anchors fit the budget. At least 1.
@@ -365,7 +342,7 @@ impl Anchors {
         }
         let (scores_bk, anchors_bk) = best.expect("there is at least one anchor, so at least one tile");
         // If real scores are −∞, because the code is not finite, padding may be among the best.
-        Ok((scores_bk, anchors_bk.f_clamp_max(self.points().len() as f64 - 1.0)?))
+        Ok((scores_bk, anchors_bk.f_clamp_max(self.points().len() as i64 - 1)?))
     }
 
     /// The exact scores of the candidates `anchors_bk` in f32.
@@ -399,51 +376,6 @@ impl Anchors {
         let (scores_bk, order_bk) = scores_bk.f_sort_stable(true, 1, true)?;
         Ok((scores_bk, anchors_bk.f_gather(1, &order_bk, false)?))
     }
-}
-
-impl PendingBest {
-    /// Waits for the device. Returns an error if a code is not finite, or so large that its scores could overflow.
-    pub fn finish(self) -> Result<BestAnchors, ShddError> {
-        let found = self.found.wait()?;
-        let [scores_bk, anchors_bk, bounds_b] = found.as_slice() else { unreachable!("three tensors were queued") };
-        check_bounds(bounds_b)?;
-        let (scores, anchors): (Vec<f32>, Vec<i64>) = (flat(scores_bk)?, flat(anchors_bk)?);
-        let row = |(scores, anchors): (&[f32], &[i64])| {
-            anchors.iter().zip(scores).map(|(anchor, score)| (*anchor as usize, *score)).collect()
-        };
-        let width = self.count.max(1);
-        Ok(BestAnchors { rows: scores.chunks_exact(width).zip(anchors.chunks_exact(width)).map(row).collect() })
-    }
-}
-
-/// Returns an error if the bound of a code's scores is not finite.
-fn check_bounds(bounds_b: &Tensor) -> Result<(), ShddError> {
-    let bounds: Vec<f32> = flat(bounds_b)?;
-    match bounds.iter().position(|bound| !bound.is_finite()) {
-        Some(row) => Err(ShddError::Bad(format!("decoder: row {row}: the code {NOT_FINITE}"))),
-        None => Ok(()),
-    }
-}
-
-/// Whether it pays to look at the maxima of blocks before selecting `count` of `columns` columns.
-fn is_wide(columns: usize, count: usize) -> bool {
-    columns > 4 * BLOCK * count
-}
-
-/// The values and positions of the `count` largest columns of each row, in any order. The number of columns must be a
-/// multiple of [`BLOCK`].
-fn largest_columns(scores_ba: &Tensor, count: usize) -> Result<(Tensor, Tensor), TchError> {
-    let [rows, columns] = [0, 1].map(|dimension| scores_ba.size()[dimension]);
-    let count_wide = count as i64;
-    if !is_wide(columns as usize, count) {
-        return scores_ba.f_topk(count_wide, 1, true, false);
-    }
-    let blocks = scores_ba.f_view([rows, -1, BLOCK as i64])?;
-    let (_, chosen_bk) = blocks.f_amax([2_i64].as_slice(), false)?.f_topk(count_wide, 1, true, false)?;
-    let inside = Tensor::f_arange(BLOCK as i64, (Kind::Int64, scores_ba.device()))?;
-    let positions = chosen_bk.f_unsqueeze(2)?.f_mul_scalar(BLOCK as i64)?.f_add(&inside)?.f_view([rows, -1])?;
-    let (scores_bk, order_bk) = scores_ba.f_gather(1, &positions, false)?.f_topk(count_wide, 1, true, false)?;
-    Ok((scores_bk, positions.f_gather(1, &order_bk, false)?))
 }
 
 /// Splits `0..count` into ranges of length `size`. The last range may be shorter.

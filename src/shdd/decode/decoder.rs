@@ -4,7 +4,8 @@
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
-use super::anchors::{Anchors, PendingBest, ranges, rows_of};
+use super::anchors::{Anchors, ranges, rows_of};
+use super::best::PendingBest;
 use super::neighbourhood::Neighbourhood;
 use super::refine::refine;
 use super::source::flat;
