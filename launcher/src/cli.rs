@@ -268,7 +268,7 @@ pub enum BenchVerb {
     /// Benchmark the location of images: sampling, decoding and aggregation.
     Sample {
         /// Number of images.
-        #[arg(long, value_name = "N", default_value_t = 512, value_parser = number::<u32>(1, U32_MAX))]
+        #[arg(long, value_name = "N", default_value_t = 2997, value_parser = number::<u32>(1, U32_MAX))]
         images: u32,
     },
     /// Benchmark reading shards on one core, compared with pyarrow.

@@ -26,10 +26,10 @@ use crate::native::random::{RandomTensors, RowDraw, Step};
 
 /// The coefficients of one denoising step x ← predicted · x̂_0 + kept · x + fresh · n.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Update {
-    predicted: f64,
-    kept: f64,
-    fresh: f64,
+pub struct Update {
+    pub(super) predicted: f64,
+    pub(super) kept: f64,
+    pub(super) fresh: f64,
 }
 
 impl Update {
@@ -68,6 +68,11 @@ impl Sampler {
         Ok(Self { steps: chain })
     }
 
+    /// The timestep and the coefficients of each step, in order.
+    pub fn steps(&self) -> &[(usize, Update)] {
+        &self.steps
+    }
+
     /// Runs the chain and returns a scaled code for each sample. `predict` receives x_t and t, and returns x̂_0.
     /// `noise(0)` returns the noise at which the chain starts, and `noise(k + 1)` returns the noise that step k adds.
     /// `noise` is not called for a step that adds no noise. [`ChainNoise::draw`] can serve as `noise`.
@@ -80,22 +85,28 @@ impl Sampler {
         let mut x_nd = noise(0)?;
         for (k, (t, update)) in self.steps.iter().enumerate() {
             let predicted_nd = predict(&x_nd, *t)?;
-            x_nd = apply_update(&x_nd, &predicted_nd, *update)?;
-            if update.fresh > 0.0 {
-                let fresh_nd = noise(k + 1)?.f_mul_scalar(update.fresh).map_err(DiffusionError::from)?;
-                x_nd = x_nd.f_add(&fresh_nd).map_err(DiffusionError::from)?;
-            }
+            x_nd = apply_update(&x_nd, &predicted_nd, *update, || noise(k + 1))?;
         }
         Ok(x_nd)
     }
 }
 
-fn apply_update(x_nd: &Tensor, predicted_nd: &Tensor, update: Update) -> Result<Tensor, DiffusionError> {
+/// One denoising step. `noise` is not called if the step adds no noise.
+pub(super) fn apply_update(
+    x_nd: &Tensor,
+    predicted_nd: &Tensor,
+    update: Update,
+    noise: impl FnOnce() -> Result<Tensor, DiffusionError>,
+) -> Result<Tensor, DiffusionError> {
     // The last step does not use x: its result must be exactly the prediction.
     if update.kept == 0.0 && update.predicted == 1.0 {
         return Ok(predicted_nd.shallow_clone());
     }
-    Ok(predicted_nd.f_mul_scalar(update.predicted)?.f_add(&x_nd.f_mul_scalar(update.kept)?)?)
+    let next_nd = predicted_nd.f_mul_scalar(update.predicted)?.f_add(&x_nd.f_mul_scalar(update.kept)?)?;
+    if update.fresh == 0.0 {
+        return Ok(next_nd);
+    }
+    Ok(next_nd.f_add(&noise()?.f_mul_scalar(update.fresh)?)?)
 }
 
 /// The timesteps of a chain: linspace(T - 1, 0, steps) in f32, rounded half to even. libtorch's linspace is used, so

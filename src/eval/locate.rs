@@ -12,7 +12,7 @@ use tch::Device;
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
-use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Trained};
+use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Trained};
 use crate::native::cuda;
 use crate::retrieval::{Grid, ImageSamples, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
@@ -27,7 +27,7 @@ fn open_rows(job: &EvalJob, worker: &WorkerSlot) -> Result<ImageRows, InferError
     if let Device::Cuda(index) = device(worker) {
         cuda::set_device(index)?;
     }
-    ImageRows::open(&job.data, &job.config)
+    Ok(ImageRows::open(&job.data, &job.config)?.in_blocks_for(device(worker)))
 }
 
 fn open_retrieval(
@@ -81,10 +81,13 @@ pub fn run(
     let engine = Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)?;
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
     let methods = Methods { engine, retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
-    for block in rows.blocks(rows.share(worker.rank, worker.world)) {
+    let blocks = rows.blocks(rows.share(worker.rank, worker.world)).map(|block| {
         let mut block = block?;
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
-        send(LocatedRows { of_rows: rows.count, rows: methods.locate(&block)? })?;
+        Ok(block)
+    });
+    for located in methods.engine.locate_all(blocks) {
+        send(LocatedRows { of_rows: rows.count, rows: methods.answers(&located?)? })?;
     }
     Ok(EvalSummary {
         step,
@@ -109,12 +112,11 @@ struct Methods<'a> {
 }
 
 impl Methods<'_> {
-    fn locate(&self, block: &ImageBlock) -> Result<Vec<LocatedRow>, InferError> {
-        let embeddings_ive = block.embeddings(self.engine.device())?;
-        let samples = self.engine.locate(block, &embeddings_ive, |_, _, _| Ok(()))?;
-        let mut rows = located(block, &samples);
+    /// The answers of all methods for the images of a block.
+    fn answers(&self, Located { block, embeddings_ive, samples }: &Located) -> Result<Vec<LocatedRow>, InferError> {
+        let mut rows = located(block, samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
-        let inputs = (&embeddings_ive, samples.as_slice());
+        let inputs = (embeddings_ive, samples.as_slice());
         if self.is_tuning {
             for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, inputs, &Grid::default())?) {
                 row.tuning = Some(found);

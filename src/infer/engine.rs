@@ -14,26 +14,36 @@ use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
-use super::rows::{BLOCK_IMAGES, ImageBlock};
+use super::rows::ImageBlock;
 use super::saved::Weights;
 use super::trained::Denoiser;
 use crate::diffusion::{CODE_SCALE, ChainNoise, Sampler, guided};
 use crate::model::{Conditioned, CsUnet, TimeTable, Timesteps};
+use crate::native::cuda::Readback;
 use crate::retrieval::ImageSamples;
 use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
-use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder};
+use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder, Decoding};
 
 /// Locates images with a network, a sampler and a decoder.
 #[derive(Debug)]
 pub struct Engine {
-    network: CsUnet,
+    pub(super) network: CsUnet,
     /// Results that depend only on the weights, so they are computed once for all images.
     prepared: Prepared,
-    sampler: Sampler,
+    pub(super) sampler: Sampler,
     decoder: Decoder,
-    philox: Philox,
-    config: EvalConfig,
+    pub(super) philox: Philox,
+    pub(super) config: EvalConfig,
+}
+
+/// The samples of a block while they are decoded.
+#[derive(Debug)]
+pub(super) struct Sampled {
+    codes_nd: Tensor,
+    decoding: Decoding,
+    /// The mean of the first predictions for each image.
+    expected: Readback,
 }
 
 #[derive(Debug)]
@@ -100,20 +110,33 @@ impl Engine {
         watch: impl FnMut(usize, &Tensor, &Tensor) -> Result<(), InferError>,
     ) -> Result<Vec<ImageSamples>, InferError> {
         let _without_gradients = tch::no_grad_guard();
+        let (codes_nd, expected_id) = self.sample(block, embeddings_ive, watch)?;
+        self.finish(block, self.start(codes_nd, &expected_id)?)
+    }
+
+    /// Starts to decode the codes of a block. `expected_id` holds the mean of the first predictions for each image. Both
+    /// are unscaled.
+    pub(super) fn start(&self, codes_nd: Tensor, expected_id: &Tensor) -> Result<Sampled, InferError> {
+        let (decoding, expected) = (self.decoder.start(&codes_nd)?, Readback::start(&[expected_id])?);
+        Ok(Sampled { codes_nd, decoding, expected })
+    }
+
+    /// Waits for the device and aggregates the samples of each image of a block.
+    pub(super) fn finish(&self, block: &ImageBlock, sampled: Sampled) -> Result<Vec<ImageSamples>, InferError> {
         let samples = self.config.samples as usize;
-        let (codes_nd, expected_nd) = self.sample(block, embeddings_ive, watch)?;
-        let points: Vec<UnitVector> = self.decoder.decode(&codes_nd)?.into_iter().map(|found| found.point).collect();
-        let shape = [BLOCK_IMAGES as i64, samples as i64, self.network.architecture().dims];
-        let expected_id = expected_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, None::<Kind>)?;
-        let ensemble = Ensemble { codes_ikc: &codes_nd.f_view(shape)?, expected_ic: &expected_id };
+        let found = self.decoder.finish(sampled.decoding)?;
+        let points: Vec<UnitVector> = found.into_iter().map(|found| found.point).collect();
+        let shape = [block.size as i64, samples as i64, -1];
+        let (codes_ikc, expected) = (sampled.codes_nd.f_view(shape)?, sampled.expected.wait()?);
+        let ensemble = Ensemble { codes_ikc: &codes_ikc, expected_ic: &expected[0] };
         let answers = aggregate_decoded(self.config.aggregator, ensemble, &points, &self.decoder)?;
         let located = points.chunks_exact(samples).zip(answers).take(block.images.len());
         Ok(located.map(|(samples, aggregate)| ImageSamples { aggregate, samples: samples.to_vec() }).collect())
     }
 
-    /// Draws all samples. For each sample, returns its code and a prediction x̂_0, both unscaled. The prediction is
-    /// made by the first sampler step, from pure noise and without guidance.
-    fn sample(
+    /// Draws all samples. Returns the code of each sample, and for each image the mean of the predictions x̂_0 that the
+    /// first sampler step makes, from pure noise and without guidance. Both are unscaled.
+    pub(super) fn sample(
         &self,
         block: &ImageBlock,
         embeddings_ive: &Tensor,
@@ -121,11 +144,12 @@ impl Engine {
     ) -> Result<(Tensor, Tensor), InferError> {
         let (samples, dims) = (self.config.samples as usize, self.network.architecture().dims as usize);
         let Prepared { time, no_image } = &self.prepared;
-        let image = self.network.prepare(embeddings_ive, None)?.selected(&self.views_of_chains(block.views)?)?;
+        let rows = self.rows_of_chains(block, Kind::Int64)?;
+        let image = self.network.prepare(embeddings_ive, None)?.selected(&rows)?;
         let noise = ChainNoise {
             philox: self.philox,
             first_sample: block.first * samples as u64,
-            samples: BLOCK_IMAGES * samples,
+            samples: block.size * samples,
             dims,
             kind: Kind::Float,
             device: self.device(),
@@ -141,15 +165,17 @@ impl Engine {
             Ok(guided(&predicted_nd, &alone_nd, self.config.guidance)?)
         };
         let codes_nd = self.sampler.run_with(|draw| noise.draw(draw), predict)?;
-        let expected_nd = expected_nd.expect("a sampler has at least one step");
-        Ok((codes_nd.f_div_scalar(CODE_SCALE)?, expected_nd.f_div_scalar(CODE_SCALE)?))
+        let expected_nd = expected_nd.expect("a sampler has at least one step").f_div_scalar(CODE_SCALE)?;
+        let shape = [block.size as i64, samples as i64, dims as i64];
+        let expected_id = expected_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, None::<Kind>)?;
+        Ok((codes_nd.f_div_scalar(CODE_SCALE)?, expected_id))
     }
 
     /// For each chain, the index of the row of embeddings that the chain is conditioned on.
-    fn views_of_chains(&self, views: usize) -> Result<Tensor, InferError> {
-        let of_image =
-            |image: usize| (0..self.config.samples as usize).map(move |k| (image * views + k % views) as i64);
-        let rows: Vec<i64> = (0..BLOCK_IMAGES).flat_map(of_image).collect();
-        Ok(Tensor::f_from_slice(&rows)?.f_to_device(self.device())?)
+    pub(super) fn rows_of_chains(&self, block: &ImageBlock, kind: Kind) -> Result<Tensor, InferError> {
+        let (samples, views) = (self.config.samples as usize, block.views);
+        let of_image = |image: usize| (0..samples).map(move |k| (image * views + k % views) as i64);
+        let rows: Vec<i64> = (0..block.size).flat_map(of_image).collect();
+        Ok(Tensor::f_from_slice(&rows)?.f_to_kind(kind)?.f_to_device(self.device())?)
     }
 }

@@ -10,6 +10,7 @@ use crate::diffusion::DiffusionError;
 use crate::geoclip::GeoclipError;
 use crate::model::ModelError;
 use crate::native::NativeError;
+use crate::native::cuda::GraphError;
 use crate::retrieval::RetrievalError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
@@ -59,6 +60,9 @@ pub enum InferError {
     /// libtorch failed.
     #[error(transparent)]
     Native(#[from] NativeError),
+    /// The steps of the sampler cannot be captured or replayed.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
     /// The answers cannot be sent to the launcher.
     #[error("cannot send a message to the launcher: {0}")]
     Launcher(String),

@@ -6,6 +6,7 @@
 //! - [`saved`]: reads the state and the weights of a checkpoint, for training and for evaluation.
 //! - [`trained`]: the network of a checkpoint, or a network that gets its weights later.
 //! - [`engine`]: combines weights, sampler, decoder and aggregator to locate a block of images.
+//! - [`pass`]: locates many blocks. On a GPU, it collapses the network and captures its steps in a CUDA graph.
 //! - [`retrieve`]: locates images with retrieval and with LocDiff-H, which uses the samples of [`engine`].
 //!   [`retrieval_data`] opens the gallery and the head.
 //! - [`anchors`]: the points among which the decoder selects.
@@ -16,6 +17,7 @@
 pub mod anchors;
 pub mod engine;
 mod error;
+pub mod pass;
 pub mod retrieval_data;
 pub mod retrieve;
 pub mod rows;
@@ -24,6 +26,7 @@ pub mod trained;
 
 pub use engine::Engine;
 pub use error::InferError;
-pub use rows::{BLOCK_IMAGES, Image, ImageBlock, ImageRows};
+pub use pass::Located;
+pub use rows::{BLOCK_IMAGES, GPU_BLOCK_IMAGES, Image, ImageBlock, ImageRows};
 pub use saved::{Saved, SavedState, Weights};
 pub use trained::{Denoiser, Trained};

@@ -12,10 +12,14 @@ use locdiff_core::geo::{Place, places};
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
+use crate::native::host::pinned_bytes;
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
-/// Images per block. With sixteen samples per image, a block has 1024 denoising chains, enough to keep a GPU busy.
+/// Images per block on the CPU, and in the quick evaluation of a training run.
 pub const BLOCK_IMAGES: usize = 64;
+/// Images per block on a GPU. With sixteen samples per image, a block has 4096 denoising chains, enough to keep a GPU
+/// busy.
+pub const GPU_BLOCK_IMAGES: usize = 256;
 
 /// A photo to locate, with the identifier and the true place from its row.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,13 +34,15 @@ pub struct Image {
     pub views: Vec<u8>,
 }
 
-/// Up to [`BLOCK_IMAGES`] consecutive images.
+/// Consecutive images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageBlock {
     /// Index of the block's first image among all usable rows.
     pub first: u64,
-    /// The images.
+    /// The images, at most `size`.
     pub images: Vec<Image>,
+    /// Images per block. If the block has fewer images, it is padded.
+    pub size: usize,
     /// Views per image.
     pub views: usize,
     /// Width of an embedding.
@@ -44,16 +50,23 @@ pub struct ImageBlock {
 }
 
 impl ImageBlock {
-    /// The embeddings of the block in float16, `[BLOCK_IMAGES * views, width]`, one image after the other. If the block
-    /// has fewer than [`BLOCK_IMAGES`] images, the remaining rows are zeros.
+    /// The embeddings of the block in float16, `[size * views, width]`, one image after the other. If the block has fewer
+    /// than `size` images, the remaining rows are zeros.
     pub fn embeddings(&self, device: Device) -> Result<Tensor, InferError> {
         let row_bytes = self.views * self.width * ELEMENT_BYTES;
-        let mut bytes = vec![0; BLOCK_IMAGES * row_bytes];
+        let mut bytes = vec![0; self.size * row_bytes];
         for (row, image) in bytes.chunks_exact_mut(row_bytes).zip(&self.images) {
             row.copy_from_slice(&image.views);
         }
-        let shape = [(BLOCK_IMAGES * self.views) as i64, self.width as i64];
-        Ok(Tensor::f_from_data_size(&bytes, &shape, Kind::Half)?.f_to_device(device)?)
+        let shape = [(self.size * self.views) as i64, self.width as i64];
+        let embeddings = Tensor::f_from_data_size(&bytes, &shape, Kind::Half)?;
+        if !device.is_cuda() {
+            return Ok(embeddings);
+        }
+        // The host does not wait for a copy from pinned memory.
+        let mut pinned = pinned_bytes(bytes.len())?.f_view_dtype(Kind::Half)?.f_view(shape)?;
+        pinned.f_copy_(&embeddings)?;
+        Ok(pinned.f_to_device_(device, Kind::Half, true, false)?)
     }
 }
 
@@ -71,6 +84,8 @@ pub struct ImageRows {
     /// Number of views to read per row.
     views: u32,
     has_ids: bool,
+    /// Images per block.
+    block_images: usize,
 }
 
 impl ImageRows {
@@ -109,7 +124,12 @@ impl ImageRows {
             firsts.push(firsts[block as usize] + u64::from(*rows) - mask.skipped(block).len() as u64);
         }
         let usable = firsts.last().copied().unwrap_or_default();
-        Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_ids: false }
+        Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_ids: false, block_images: BLOCK_IMAGES }
+    }
+
+    /// Divides the rows into blocks of the size that suits `device`.
+    pub fn in_blocks_for(self, device: Device) -> Self {
+        Self { block_images: if device.is_cuda() { GPU_BLOCK_IMAGES } else { BLOCK_IMAGES }, ..self }
     }
 
     /// Whether the photos are simulated.
@@ -121,9 +141,10 @@ impl ImageRows {
     /// as evenly as possible. Rank 0 always gets the first block, because rank 0 plots the answers of the first block
     /// in TensorBoard.
     pub fn share(&self, rank: u32, world: u32) -> Range<u64> {
-        let blocks = self.count.div_ceil(BLOCK_IMAGES as u64);
+        let size = self.block_images as u64;
+        let blocks = self.count.div_ceil(size);
         let first = |rank: u32| (blocks * u64::from(rank)).div_ceil(u64::from(world));
-        let bound = |rank: u32| (first(rank) * BLOCK_IMAGES as u64).min(self.count);
+        let bound = |rank: u32| (first(rank) * size).min(self.count);
         bound(rank)..bound(rank + 1)
     }
 
@@ -132,9 +153,9 @@ impl ImageRows {
         let (first, end) = (share.start, share.end);
         let holds_some = move |(_, own): &(u32, &[u64])| own[0] < end && own[1] > first;
         let mut unread = (0_u32..).zip(self.firsts.windows(2)).filter(holds_some).map(|(block, _)| block);
-        let (mut waiting, mut next) = (VecDeque::new(), first);
+        let (mut waiting, mut next, size) = (VecDeque::new(), first, self.block_images);
         std::iter::from_fn(move || {
-            while waiting.len() < BLOCK_IMAGES
+            while waiting.len() < size
                 && let Some(block) = unread.next()
             {
                 match self.read(block) {
@@ -142,10 +163,10 @@ impl ImageRows {
                     Err(error) => return Some(Err(error)),
                 }
             }
-            let images = waiting.drain(..waiting.len().min(BLOCK_IMAGES)).map(|(_, image)| image).collect::<Vec<_>>();
+            let images = waiting.drain(..waiting.len().min(size)).map(|(_, image)| image).collect::<Vec<_>>();
             let (views, width) = (self.views as usize, self.dataset.width());
-            let block = ImageBlock { first: next, images, views, width };
-            next += BLOCK_IMAGES as u64;
+            let block = ImageBlock { first: next, images, size, views, width };
+            next += size as u64;
             (!block.images.is_empty()).then_some(Ok(block))
         })
     }

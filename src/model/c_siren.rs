@@ -43,6 +43,14 @@ pub struct DropoutDraws<'a> {
     pub first_sample: u64,
 }
 
+/// The weights of the layers `x` and `out`.
+pub(super) struct InnerWeights<'a> {
+    pub(super) x: &'a Tensor,
+    pub(super) x_bias: &'a Tensor,
+    pub(super) out: &'a Tensor,
+    pub(super) out_bias: &'a Tensor,
+}
+
 /// One module of the network, with its weights and its placement.
 pub(super) struct CSiren<'a> {
     pub(super) index: usize,
@@ -51,7 +59,13 @@ pub(super) struct CSiren<'a> {
     pub(super) placement: &'a Placement,
 }
 
-impl CSiren<'_> {
+impl<'a> CSiren<'a> {
+    /// The weights of the layers `x` and `out`.
+    pub(super) fn inner_weights(&self) -> InnerWeights<'a> {
+        let ((x, x_bias), (out, out_bias)) = (self.layer(X), self.layer(OUT));
+        InnerWeights { x, x_bias, out, out_bias }
+    }
+
     /// The vectors (1 + scale) and shift of every timestep, concatenated to `[t, 2h]`.
     pub(super) fn time_table(&self, embedding_t: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(TIME_IN);
@@ -109,7 +123,7 @@ impl CSiren<'_> {
         Ok(out_bo.f_mul(&mask_bo.f_to_kind(out_bo.kind())?.f_mul_scalar(1.0 / keep)?)?)
     }
 
-    fn layer(&self, offset: usize) -> (&Tensor, &Tensor) {
+    fn layer(&self, offset: usize) -> (&'a Tensor, &'a Tensor) {
         let weight = self.index * PARAMETERS + offset;
         (self.parameters.at(weight), self.parameters.at(weight + 1))
     }

@@ -10,7 +10,7 @@ use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use super::architecture::{Architecture, TIME_WIDTH};
-use super::c_siren::{CSiren, DropoutDraws, PARAMETERS};
+use super::c_siren::{CSiren, DropoutDraws, InnerWeights, PARAMETERS};
 use super::compute::Placement;
 use super::error::ModelError;
 use super::gather::RowLookup;
@@ -52,12 +52,24 @@ impl Conditioned {
         let selected = |term: &Tensor| term.f_index_select(0, rows);
         Ok(Self { terms_bh: self.terms_bh.iter().map(selected).collect::<Result<_, _>>()? })
     }
+
+    /// The terms of each module.
+    pub(super) fn terms(&self) -> &[Tensor] {
+        &self.terms_bh
+    }
 }
 
 /// Scale and shift of every module at every timestep.
 #[derive(Debug)]
 pub struct TimeTable {
     tables_t: Vec<Tensor>,
+}
+
+impl TimeTable {
+    /// The vectors (1 + scale) and shift of one module at every timestep, concatenated.
+    pub(super) fn module(&self, index: usize) -> &Tensor {
+        &self.tables_t[index]
+    }
 }
 
 /// The timesteps of a mini-batch.
@@ -209,9 +221,19 @@ impl CsUnet {
     }
 
     fn head(&self, input: &Tensor) -> Result<Tensor, ModelError> {
-        let [weight, bias] = [0, 1].map(|offset| self.parameters.at(6 * PARAMETERS + offset));
+        let [weight, bias] = self.head_weights();
         let own = self.placement.own_share(input)?;
         Ok(self.placement.row_parallel_linear(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
+    }
+
+    /// The weight and the bias of the head.
+    pub(super) fn head_weights(&self) -> [&Tensor; 2] {
+        [0, 1].map(|offset| self.parameters.at(6 * PARAMETERS + offset))
+    }
+
+    /// The weights of the layers `x` and `out` of a module.
+    pub(super) fn module_weights(&self, index: usize) -> InnerWeights<'_> {
+        self.module(index).inner_weights()
     }
 
     /// Creates the lookup that finds each sample's row in the time tables.

@@ -6,6 +6,7 @@
 //! - [`Parameters`]: the weights as a flat, ordered list. The list holds this rank's part of each weight.
 //! - [`CsUnet`]: the network. The terms that depend only on the timestep or only on the image are separate values
 //!   ([`TimeTable`], [`Conditioned`]), so that a sampling chain computes them only once.
+//! - [`Collapsed`]: the network at the timesteps of a sampler, with one matrix product per module.
 //!
 //! This module neither reads files nor uses a global random generator. If the network is split over ranks, it
 //! communicates through [`crate::comm`]. The parameters have the names and shapes of the PyTorch reference
@@ -13,6 +14,7 @@
 
 mod architecture;
 mod c_siren;
+mod collapsed;
 mod compute;
 mod cs_unet;
 mod error;
@@ -23,6 +25,7 @@ mod split;
 
 pub use architecture::{Architecture, ModuleShape};
 pub use c_siren::DropoutDraws;
+pub use collapsed::{Collapsed, ImageTerms, Workspace};
 pub use compute::Placement;
 pub use cs_unet::{Conditioned, CsUnet, TimeTable, Timesteps};
 pub use error::ModelError;

@@ -140,6 +140,16 @@ impl Kernel {
         Ok(Self { name: name.to_owned(), entry, parameter_bytes: sizes[..count].to_vec() })
     }
 
+    /// Launches the kernel on the current stream with at least `threads` threads, in blocks of 256. The host does not
+    /// wait.
+    pub fn launch_threads(&self, threads: u64, arguments: &[Arg<'_>]) -> Result<(), NativeError> {
+        let blocks = i32::try_from(threads.div_ceil(256)).map_err(|_| NativeError {
+            operation: "kernel launch",
+            text: format!("`{}` needs {threads} threads, more than a grid can have", self.name),
+        })?;
+        self.launch([blocks.cast_unsigned(), 1, 1], [256, 1, 1], arguments)
+    }
+
     /// Launches the kernel on the current stream. The host does not wait.
     pub fn launch(&self, grid: [u32; 3], block: [u32; 3], arguments: &[Arg<'_>]) -> Result<(), NativeError> {
         let encoded = arguments.iter().map(Arg::encode).collect::<Result<Vec<_>, _>>()?;

@@ -18,6 +18,8 @@ const SOURCE: &str = include_str!("kernels/philox.cu");
 /// Without fused multiply-add, every operation rounds as it does on the CPU.
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 const THREADS: u64 = 256;
+/// The kernels of the sampler. They draw noise with the functions of philox.cu.
+const SAMPLER_SOURCE: &str = concat!(include_str!("kernels/philox.cu"), include_str!("kernels/sampler.cu"));
 
 /// An error while drawing random numbers.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -174,6 +176,13 @@ impl RowDraw<'_> {
         };
         Ok(Draw { stream: self.stream, step, first_sample: self.first_sample, elements: self.elements })
     }
+}
+
+/// Compiles the kernel `name` of sampler.cu for the current device. `kind` is the type of the network's values, bf16 or
+/// f32.
+pub fn sampler_kernel(name: &str, kind: Kind) -> Result<Kernel, NativeError> {
+    let macros: &[&str] = if kind == Kind::BFloat16 { &["--define-macro=BF16"] } else { &[] };
+    Kernel::compile(name, SAMPLER_SOURCE, &[OPTIONS, macros].concat())
 }
 
 /// The compiled kernel for the current device. Unlike [`Kernel::compile`], the lookup here does not hash the whole

@@ -14,7 +14,7 @@ use locdiff_core::config::RetrievalHead;
 use tch::{Device, Kind, Tensor};
 
 use super::error::RetrievalError;
-use super::retriever::padded;
+use super::retriever::{GPU_QUERIES, padded};
 use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, GeoclipHead, tile_rows};
 
 /// Features count as normalised if their mean length (L2 norm) differs from 1 by less than this.
@@ -240,7 +240,8 @@ impl QueryHead {
 
     /// Passes every row through the head in padded tiles. The output is not normalised.
     fn embed_all(&self, rows_re: &Tensor) -> Result<Vec<f32>, RetrievalError> {
-        let (rows, tile) = (rows_re.size()[0], tile_rows(self.device) as i64);
+        let tile = if self.device.is_cuda() { GPU_QUERIES } else { tile_rows(self.device) } as i64;
+        let rows = rows_re.size()[0];
         let mut out = Vec::new();
         let threads = tch::get_num_threads();
         tch::set_num_threads(1);

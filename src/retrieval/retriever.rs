@@ -5,9 +5,9 @@
 //! embeddings of the gallery stay in GPU memory if they need at most [`KEPT_BYTES_MAX`] bytes. Otherwise they are
 //! copied to the GPU tile by tile.
 //!
-//! All tiles on the same kind of device have the same size (the last tiles are padded), and on the CPU each product
-//! runs on one thread. On one kind of device, the bits of a logit therefore depend only on the query and the gallery
-//! point.
+//! All tiles of queries on the same kind of device have the same size (the last tile is padded), and a gallery is always
+//! divided in the same way. On the CPU, the last tile of the gallery is padded too, and each product runs on one thread.
+//! On one kind of device, the bits of a logit therefore depend only on the query and the gallery.
 // Letters in tensor names: i images of a tile, g gallery points, w width of an embedding.
 
 use std::ops::Range;
@@ -22,6 +22,9 @@ use crate::geoclip::for_each_tile;
 /// The embeddings of a gallery stay in GPU memory if they need at most this many bytes.
 const KEPT_BYTES_MAX: usize = 16 << 30;
 
+/// Queries of a tile on a GPU. An evaluation on a GPU has as many images in a block, so only its last block is padded.
+pub(super) const GPU_QUERIES: usize = 256;
+
 /// Size of a tile: images (queries) × gallery points.
 #[derive(Debug, Clone, Copy)]
 struct TileSize {
@@ -32,7 +35,11 @@ struct TileSize {
 impl TileSize {
     /// The size of a tile on a device. The logits of a tile take 2 MiB on the CPU and 256 MiB on a GPU.
     fn for_device(device: Device) -> Self {
-        if device.is_cuda() { Self { images: 1024, points: 65_536 } } else { Self { images: 128, points: 4096 } }
+        if device.is_cuda() {
+            Self { images: GPU_QUERIES, points: 262_144 }
+        } else {
+            Self { images: 128, points: 4096 }
+        }
     }
 }
 
@@ -51,7 +58,8 @@ pub struct Retriever<'a> {
     gallery: &'a Gallery,
     device: Device,
     threads: usize,
-    kept_gw: Option<Tensor>,
+    /// The embeddings of the gallery and their inverse lengths in GPU memory.
+    kept: Option<(Tensor, Tensor)>,
 }
 
 impl<'a> Retriever<'a> {
@@ -60,8 +68,12 @@ impl<'a> Retriever<'a> {
         let embeddings_gw = gallery.embeddings();
         let bytes = embeddings_gw.numel() * embeddings_gw.kind().elt_size_in_bytes();
         let keep = device.is_cuda() && bytes <= KEPT_BYTES_MAX;
-        let kept_gw = keep.then(|| embeddings_gw.f_to_device(device)).transpose()?;
-        Ok(Self { gallery, device, threads: threads.max(1), kept_gw })
+        let kept = if keep {
+            Some((embeddings_gw.f_to_device(device)?, gallery.inverse_lengths().f_to_device(device)?))
+        } else {
+            None
+        };
+        Ok(Self { gallery, device, threads: threads.max(1), kept })
     }
 
     /// The gallery that queries are compared with.
@@ -102,10 +114,13 @@ impl<'a> Retriever<'a> {
         let tiles: Vec<Range<usize>> =
             (0..points).step_by(size.points).map(|first| first..(first + size.points).min(points)).collect();
         let parts = Mutex::new(Vec::new());
+        let kept = self.kept.as_ref().map(|(embeddings_gw, inverse_lengths_g)| (embeddings_gw, inverse_lengths_g));
+        let (embeddings_gw, inverse_lengths_g) =
+            kept.unwrap_or((self.gallery.embeddings(), self.gallery.inverse_lengths()));
         let share = || Question {
             queries_iw: queries_iw.shallow_clone(),
-            embeddings_gw: self.kept_gw.as_ref().unwrap_or(self.gallery.embeddings()).shallow_clone(),
-            inverse_lengths_g: self.gallery.inverse_lengths().shallow_clone(),
+            embeddings_gw: embeddings_gw.shallow_clone(),
+            inverse_lengths_g: inverse_lengths_g.shallow_clone(),
             device: self.device,
             points: size.points,
         };
@@ -148,10 +163,11 @@ impl Question {
     fn score(&self, range: &Range<usize>, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
         tch::no_grad(|| {
             let logits_ig = self.logits(range)?;
+            let columns = logits_ig.size()[1] as usize;
             let best = best_of(&logits_ig, range, wanted.len(), top)?;
             let slices: Vec<&[u32]> = wanted.iter().map(|wanted| slice(wanted, range)).collect();
             let at = |(image, slice): (usize, &&[u32])| -> Vec<i64> {
-                slice.iter().map(|point| (image * self.points + *point as usize - range.start) as i64).collect()
+                slice.iter().map(|point| (image * columns + *point as usize - range.start) as i64).collect()
             };
             let places: Vec<i64> = slices.iter().enumerate().flat_map(at).collect();
             let places = Tensor::f_from_slice(&places)?.f_to_device(self.device)?;
@@ -165,14 +181,17 @@ impl Question {
         })
     }
 
-    /// The logits `[images, points]` of the queries and one tile of the gallery. The logits of padding are -∞.
+    /// The logits of the queries and one tile of the gallery, one row per query. On the CPU, the tile is padded, and the
+    /// logits of padding are -∞.
     fn logits(&self, range: &Range<usize>) -> Result<Tensor, RetrievalError> {
         let (first, count) = (range.start as i64, range.len() as i64);
         let tile_gw = self.embeddings_gw.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
-        let tile_gw = padded(tile_gw, self.points)?;
         let inverse_g = self.inverse_lengths_g.f_narrow(0, first, count)?.f_to_device(self.device)?;
-        let inverse_g = padded(inverse_g, self.points)?;
-        let logits_ig = self.queries_iw.f_matmul(&tile_gw.f_tr()?)?.f_mul(&inverse_g)?;
+        if self.device.is_cuda() {
+            return Ok(self.queries_iw.f_matmul(&tile_gw.f_tr()?)?.f_mul_(&inverse_g)?);
+        }
+        let (tile_gw, inverse_g) = (padded(tile_gw, self.points)?, padded(inverse_g, self.points)?);
+        let logits_ig = self.queries_iw.f_matmul(&tile_gw.f_tr()?)?.f_mul_(&inverse_g)?;
         let _ = logits_ig.f_narrow(1, count, self.points as i64 - count)?.f_fill_(f64::NEG_INFINITY)?;
         Ok(logits_ig)
     }

@@ -1,16 +1,18 @@
-//! `bench sample`: times the location of images with random weights and random embeddings. The times include sampling,
-//! decoding and aggregation, as in an evaluation.
+//! `bench sample`: times the location of images with random weights and random embeddings. The times include all work of
+//! an evaluation without retrieval: the preparation of the sampler, the copies to and from the device, sampling, decoding
+//! and aggregation.
 
 use std::time::Instant;
 
-use locdiff_core::geo::fibonacci_grid;
+use locdiff_core::geo::{Place, UnitVector, fibonacci_grid};
 use locdiff_core::protocol::{SampleBench, SampleBenched, WorkerSlot};
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind};
 
-use crate::infer::{BLOCK_IMAGES, Denoiser, Engine, ImageBlock};
+use crate::infer::{BLOCK_IMAGES, Denoiser, Engine, GPU_BLOCK_IMAGES, Image, ImageBlock};
 use crate::native::cuda;
 use crate::native::random::{RandomTensors, RowDraw, Step};
+use crate::shards::ELEMENT_BYTES;
 use crate::train::{embedding_width, peak_gib, spread};
 
 /// Number of places among which samples are decoded: that of GeoCLIP's gallery.
@@ -27,33 +29,44 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
     let begun = Instant::now();
     let denoiser = Denoiser::new(config, width as u32, None, device)?;
     let engine = Engine::new(denoiser, &config.eval, config.train.seed, fibonacci_grid(ANCHORS))?;
-    locate(&engine, 0, width)?;
+    let size = if device.is_cuda() { GPU_BLOCK_IMAGES } else { BLOCK_IMAGES };
+    let images = random_images(size, width)?;
+    locate(&engine, &images, size, width)?;
     let prepare_s = begun.elapsed().as_secs_f64();
-    let blocks = (job.images as usize).div_ceil(BLOCK_IMAGES).max(1);
     let begun = Instant::now();
-    let mut times_ms = Vec::new();
-    for block in 1..=blocks {
-        let begun = Instant::now();
-        locate(&engine, block as u64, width)?;
-        times_ms.push(begun.elapsed().as_secs_f64() * 1e3 / BLOCK_IMAGES as f64);
-    }
-    let s_per_image = begun.elapsed().as_secs_f64() / (blocks * BLOCK_IMAGES) as f64;
+    let mut times_ms = locate(&engine, &images, job.images as usize, width)?;
+    let s_per_image = begun.elapsed().as_secs_f64() / f64::from(job.images);
     let [ms_lo, ms_per_image, ms_hi] = spread(&mut times_ms);
-    let (path, anchors, peak_gib) = ("eager".to_owned(), ANCHORS as u64, peak_gib(device)?);
+    let (anchors, peak_gib) = (ANCHORS as u64, peak_gib(device)?);
+    let path = if engine.collapses() { "collapsed" } else { "eager" }.to_owned();
     Ok(SampleBenched { path, s_per_image, ms_per_image, ms_lo, ms_hi, prepare_s, anchors, peak_gib })
 }
 
-/// Locates one block of random images. Returns after the answers have been copied to main memory.
-fn locate(engine: &Engine, block: u64, width: usize) -> anyhow::Result<()> {
-    let draw = RowDraw {
-        stream: Stream::Test(0),
-        step: Step::At(block),
-        first_sample: 0,
-        samples: BLOCK_IMAGES,
-        elements: width,
+/// `count` images with random embeddings.
+fn random_images(count: usize, width: usize) -> anyhow::Result<Vec<Image>> {
+    let draw = RowDraw { stream: Stream::Test(0), step: Step::At(0), first_sample: 0, samples: count, elements: width };
+    let embeddings_ie = Philox::new(0).normal(Device::Cpu, draw)?.to_kind(Kind::Half);
+    let mut bytes = vec![0; count * width * ELEMENT_BYTES];
+    embeddings_ie.f_copy_data_u8(&mut bytes, count * width)?;
+    let image = |(row, views): (u64, &[u8])| {
+        let truth = Place::from(UnitVector::NORTH_POLE);
+        Image { row, id: row.to_string(), truth, views: views.to_vec() }
     };
-    let embeddings_ie = Philox::new(0).normal(engine.device(), draw)?.to_kind(Kind::Half);
-    let block = ImageBlock { first: block * BLOCK_IMAGES as u64, images: Vec::new(), views: 1, width };
-    engine.locate(&block, &embeddings_ie, |_, _, _| Ok(()))?;
-    Ok(())
+    Ok((0..).zip(bytes.chunks_exact(width * ELEMENT_BYTES)).map(image).collect())
+}
+
+/// Locates `count` images in blocks that repeat `images`. Returns the time per image of each block, in milliseconds.
+fn locate(engine: &Engine, images: &[Image], count: usize, width: usize) -> anyhow::Result<Vec<f64>> {
+    let size = images.len();
+    let blocks = (0..count).step_by(size).map(|first| {
+        let images = images[..size.min(count - first)].to_vec();
+        Ok(ImageBlock { first: first as u64, images, size, views: 1, width })
+    });
+    let (mut times_ms, mut begun) = (Vec::new(), Instant::now());
+    for located in engine.locate_all(blocks) {
+        located?;
+        times_ms.push(begun.elapsed().as_secs_f64() * 1e3 / size as f64);
+        begun = Instant::now();
+    }
+    Ok(times_ms)
 }

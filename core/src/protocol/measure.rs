@@ -151,7 +151,7 @@ pub struct SampleBench {
 pub struct SampleBenched {
     /// How a sampler step is computed.
     pub path: String,
-    /// Mean time per image, seconds.
+    /// Time for all images divided by their number, seconds. It includes the preparation of the sampler.
     pub s_per_image: f64,
     /// Median over blocks of images of the time per image, milliseconds.
     pub ms_per_image: f64,
@@ -159,7 +159,8 @@ pub struct SampleBenched {
     pub ms_lo: f64,
     /// Time per image that 10 % of the blocks exceed, milliseconds.
     pub ms_hi: f64,
-    /// Time to prepare the network and the anchors, seconds. It is not part of the other times.
+    /// Time to prepare the network and the anchors and to locate a first block, seconds. It is not part of the other
+    /// times.
     pub prepare_s: f64,
     /// Number of places among which samples are decoded.
     pub anchors: u64,

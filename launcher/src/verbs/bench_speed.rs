@@ -69,8 +69,12 @@ pub(super) fn sample(images: u32, global: &Global, output: Output) -> anyhow::Re
         found.anchors, found.path
     ));
     output.print(&format!(
-        "{:.4} ms per image (10 %: {:.4}, 90 %: {:.4}), prepared in {:.2} s",
-        found.ms_per_image, found.ms_lo, found.ms_hi, found.prepare_s
+        "{:.4} ms per image in all; blocks: {:.4} (10 %: {:.4}, 90 %: {:.4}); prepared in {:.2} s",
+        found.s_per_image * 1e3,
+        found.ms_per_image,
+        found.ms_lo,
+        found.ms_hi,
+        found.prepare_s
     ));
     let mut result = json!({ "ok": true, "degree": degree, "images": images, "samples": samples, "steps": steps });
     merge(&mut result, json!(found));

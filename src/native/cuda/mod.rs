@@ -6,6 +6,7 @@
 mod device;
 mod event;
 mod graph;
+mod readback;
 mod stream;
 
 pub use device::{
@@ -13,6 +14,7 @@ pub use device::{
 };
 pub use event::{CudaEvent, WaitError};
 pub use graph::{Graph, GraphError};
+pub use readback::Readback;
 pub use stream::{CudaStream, Priority, with_stream};
 
 /// Declares functions of the CUDA part of the shim. In the CPU variant, each function fails with the error of

@@ -5,6 +5,9 @@
 //! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass over the anchors computes all tiles
 //! again, which takes a few microseconds per anchor. One pass handles many codes, so they share this cost.
 //!
+//! On CUDA, the kept harmonics are one tile. The number of rows of a tile is padded to a multiple of [`TILE_MULTIPLE`],
+//! because other products do not use the tensor cores well. Padding has the score −∞.
+//!
 //! [`Anchors::best`] and [`Anchors::scores`] need memory for the codes, the points and the kept harmonics. In addition,
 //! they hold at most:
 //! - two sets of scores: those of one tile and those collected so far.
@@ -34,7 +37,9 @@ use std::ops::Range;
 use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::source::{SourcePoints, flat};
+use super::best::{BestAnchors, PendingBest, check_bounds};
+use super::columns::{largest_columns, numbers_needed};
+use super::source::SourcePoints;
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -42,8 +47,8 @@ use crate::shdd::{Basis, Filter, ShddError};
 
 /// For each code, at least this many anchors are sorted and, if the coarse pass is not exact, rescored in f32.
 pub const CANDIDATES: usize = 64;
-/// The end of the error message for a code that is rejected.
-const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
+/// The number of rows of a tile is padded to a multiple of this.
+pub const TILE_MULTIPLE: usize = 128;
 
 /// Number format of the coarse pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,15 +95,12 @@ impl Budget {
     /// tiles, the operating system would map new memory each time, and clearing its pages would take as long as
     /// computing the harmonics.
     pub fn of(device: Device) -> Self {
-        if device.is_cuda() { Self::default() } else { Self { tile_bytes: 8 << 20, ..Self::default() } }
+        if device.is_cuda() {
+            Self { scores_bytes: 1 << 30, ..Self::default() }
+        } else {
+            Self { tile_bytes: 8 << 20, ..Self::default() }
+        }
     }
-}
-
-/// The best anchors of each code, best first.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BestAnchors {
-    /// For each code, the indices of its best anchors with their scores, best first.
-    pub rows: Vec<Vec<(usize, f32)>>,
 }
 
 /// The points for which scores are computed, and their harmonics.
@@ -151,7 +153,8 @@ impl Anchors {
         let mut anchors = Self { source, coarse, budget, kept_ac: None };
         let (count, dims) = (anchors.points().len(), anchors.dims());
         if count * dims * coarse.kind().elt_size_in_bytes() <= budget.kept_bytes_max {
-            let kept_ac = Tensor::f_empty([count as i64, dims as i64], (coarse.kind(), device))?;
+            let rows = count.next_multiple_of(TILE_MULTIPLE) as i64;
+            let kept_ac = Tensor::f_zeros([rows, dims as i64], (coarse.kind(), device))?;
             for range in anchors.tiles() {
                 let mut rows = rows_of(&kept_ac, &range)?;
                 rows.f_copy_(&anchors.source.tile(&range)?)?;
@@ -188,16 +191,32 @@ impl Anchors {
 
     /// The `count` best anchors of each code in `codes_bc`.
     pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<BestAnchors, ShddError> {
-        let codes_bc = self.checked(codes_bc)?;
+        self.start_best(codes_bc, count)?.finish()
+    }
+
+    /// Like [`Anchors::best`], but the host does not wait for the device.
+    pub fn start_best(&self, codes_bc: &Tensor, count: usize) -> Result<PendingBest, ShddError> {
+        let (codes_bc, bounds_b) = self.bounded(codes_bc)?;
+        let codes = codes_bc.size()[0] as usize;
         let wanted = count.max(CANDIDATES).min(self.points().len());
-        let per_chunk = (self.budget.scores_bytes / 4 / (self.tile_rows() + 2 * wanted)).max(1);
-        let mut rows = Vec::new();
-        for range in ranges(codes_bc.size()[0] as usize, per_chunk) {
+        let count = count.min(wanted);
+        let columns = self.tile_rows().next_multiple_of(TILE_MULTIPLE);
+        let per_pass = self.budget.scores_bytes / 4 / (columns + numbers_needed(columns, wanted));
+        let passes = codes.div_ceil(per_pass.max(1)).max(1);
+        let (mut scores, mut anchors) = (Vec::new(), Vec::new());
+        for range in ranges(codes, codes.div_ceil(passes).max(1)) {
             let chunk_bc = rows_of(&codes_bc, &range)?;
             let (scores_bk, anchors_bk) = self.coarse_best(&chunk_bc, wanted)?;
-            rows.extend(self.sorted(&chunk_bc, &scores_bk, &anchors_bk, count)?);
+            let (scores_bk, anchors_bk) = self.sorted(&chunk_bc, &scores_bk, &anchors_bk)?;
+            scores.push(scores_bk.f_narrow(1, 0, count as i64)?);
+            anchors.push(anchors_bk.f_narrow(1, 0, count as i64)?);
         }
-        Ok(BestAnchors { rows })
+        if scores.is_empty() {
+            scores.push(Tensor::f_zeros([0, count as i64], (Kind::Float, self.device()))?);
+            anchors.push(Tensor::f_zeros([0, count as i64], (Kind::Int64, self.device()))?);
+        }
+        let (scores_bk, anchors_bk) = (Tensor::f_cat(&scores, 0)?, Tensor::f_cat(&anchors, 0)?);
+        PendingBest::new(&scores_bk, &anchors_bk, &bounds_b)
     }
 
     /// Number of codes whose scores over all anchors fit the budget. At least 1.
@@ -209,11 +228,15 @@ impl Anchors {
     /// most [`codes_per_pass`](Self::codes_per_pass) codes. On CUDA, or if the coarse pass uses f16, the best
     /// [`CANDIDATES`] anchors of each code are rescored in f32.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
-        let codes_bc = self.checked(codes_bc)?;
+        let (codes_bc, bounds_b) = self.bounded(codes_bc)?;
+        check_bounds(&bounds_b)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];
         let scores_ba = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
+        let (narrow_bc, factor_b1) = self.narrowed(&codes_bc)?;
         for range in self.tiles() {
-            let tile_ba = self.tile_scores(&codes_bc, &range)?;
+            let tile_ba = self.tile_scores(&narrow_bc, &range)?.f_narrow(1, 0, range.len() as i64)?;
+            let tile_ba =
+                factor_b1.as_ref().map_or(Ok(tile_ba.shallow_clone()), |factor_b1| tile_ba.f_mul(factor_b1))?;
             let columns = scores_ba.f_narrow(1, range.start as i64, range.len() as i64);
             columns?.f_copy_(&tile_ba)?;
         }
@@ -235,16 +258,22 @@ impl Anchors {
     /// Number of anchors per tile. It is computed from the size of whole codes, because the filter is applied after a
     /// tile is computed.
     fn tile_rows(&self) -> usize {
-        (self.budget.tile_bytes / 4 / self.basis().dims()).clamp(1, self.points().len())
+        let count = self.points().len();
+        if self.kept_ac.is_some() && self.device().is_cuda() {
+            return count;
+        }
+        let rows = self.budget.tile_bytes / 4 / self.basis().dims();
+        let rows = if rows > TILE_MULTIPLE { rows - rows % TILE_MULTIPLE } else { rows };
+        rows.clamp(1, count)
     }
 
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         ranges(self.points().len(), self.tile_rows())
     }
 
-    /// Converts codes to f32 on the device. Returns an error if a code is not finite, or so large that its scores could
-    /// overflow.
-    fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
+    /// Converts codes to f32 on the device. For each code, also returns an upper bound of all its scores, which is not
+    /// finite if the code is not finite, or so large that its scores could overflow.
+    fn bounded(&self, codes_bc: &Tensor) -> Result<(Tensor, Tensor), ShddError> {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
             let got = codes_bc.size();
@@ -252,14 +281,10 @@ impl Anchors {
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
         // The sum of a code's absolute values times `value_max` is an upper bound of all scores of the code and of
-        // their partial sums. This bound is not finite if any value of the code is not finite.
-        let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
-        let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
-        let finite: Vec<bool> = Vec::try_from(&finite_b)?;
-        match finite.iter().position(|finite| !finite) {
-            Some(row) => Err(ShddError::Bad(format!("decoder: row {row}: the code {NOT_FINITE}"))),
-            None => Ok(codes_bc),
-        }
+        // their partial sums.
+        let sums_b = codes_bc.f_norm_scalaropt_dim(1.0, [1_i64].as_slice(), false)?;
+        let bounds_b = sums_b.f_mul_scalar(self.basis().value_max())?;
+        Ok((codes_bc, bounds_b))
     }
 
     /// Expands codes to whole codes in f64, in row-major order, for refinement. Dimensions that the filter dropped are
@@ -268,28 +293,43 @@ impl Anchors {
         self.source.whole_codes(codes_bc)
     }
 
-    fn tile_scores(&self, codes_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, ShddError> {
-        let tile_ac = match &self.kept_ac {
-            Some(kept_ac) => rows_of(kept_ac, range)?,
-            None => self.source.tile(range)?.f_to_kind(self.coarse.kind())?,
-        };
-        let tile_ca = tile_ac.f_tr()?;
+    /// The codes in the format of the coarse pass. If that is f16, each code is divided by its largest value, and these
+    /// values are returned too.
+    fn narrowed(&self, codes_bc: &Tensor) -> Result<(Tensor, Option<Tensor>), ShddError> {
         if self.coarse == Coarse::F32 {
-            return Ok(mm_f32(codes_bc, &tile_ca)?);
+            return Ok((codes_bc.shallow_clone(), None));
         }
         let largest_b1 =
             codes_bc.f_abs()?.f_amax([1_i64].as_slice(), true)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
-        let narrow_bc = codes_bc.f_div(&largest_b1)?.f_to_kind(self.coarse.kind())?;
-        Ok(mm_f32(&narrow_bc, &tile_ca)?.f_mul_(&largest_b1)?)
+        Ok((codes_bc.f_div(&largest_b1)?.f_to_kind(self.coarse.kind())?, Some(largest_b1)))
+    }
+
+    /// The scores of the anchors in `range`, followed by those of the padding.
+    fn tile_scores(&self, narrow_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, ShddError> {
+        let (count, columns) = (range.len() as i64, range.len().next_multiple_of(TILE_MULTIPLE) as i64);
+        let tile_ac = match &self.kept_ac {
+            Some(kept_ac) if range.start as i64 + columns <= kept_ac.size()[0] => {
+                kept_ac.f_narrow(0, range.start as i64, columns)?
+            }
+            Some(kept_ac) => rows_of(kept_ac, range)?.f_constant_pad_nd([0, 0, 0, columns - count])?,
+            None => {
+                self.source.tile(range)?.f_to_kind(self.coarse.kind())?.f_constant_pad_nd([0, 0, 0, columns - count])?
+            }
+        };
+        let scores_ba = mm_f32(narrow_bc, &tile_ac.f_tr()?)?;
+        let _ = scores_ba.f_narrow(1, count, columns - count)?.f_fill_(f64::NEG_INFINITY)?;
+        Ok(scores_ba)
     }
 
     /// For each code, the coarse scores and the indices of the best `count` anchors. The best anchors of each tile are
-    /// merged with the best anchors of the earlier tiles.
+    /// merged with the best anchors of the earlier tiles. If the coarse pass uses f16, the scores of each code are
+    /// divided by its largest value.
     fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
+        let (narrow_bc, _) = self.narrowed(codes_bc)?;
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {
-            let tile_ba = self.tile_scores(codes_bc, &range)?;
-            let (scores_bk, positions_bk) = tile_ba.f_topk(count.min(range.len()) as i64, 1, true, true)?;
+            let tile_ba = self.tile_scores(&narrow_bc, &range)?;
+            let (scores_bk, positions_bk) = largest_columns(&tile_ba, count.min(range.len()))?;
             let anchors_bk = positions_bk.f_add_scalar(range.start as i64)?;
             let Some((old_scores, old_anchors)) = &best else {
                 best = Some((scores_bk, anchors_bk));
@@ -297,10 +337,12 @@ impl Anchors {
             };
             let scores_bk = Tensor::f_cat(&[old_scores, &scores_bk], 1)?;
             let anchors_bk = Tensor::f_cat(&[old_anchors, &anchors_bk], 1)?;
-            let (scores_bk, chosen_bk) = scores_bk.f_topk((count as i64).min(scores_bk.size()[1]), 1, true, true)?;
+            let (scores_bk, chosen_bk) = scores_bk.f_topk((count as i64).min(scores_bk.size()[1]), 1, true, false)?;
             best = Some((scores_bk, anchors_bk.f_gather(1, &chosen_bk, false)?));
         }
-        Ok(best.expect("there is at least one anchor, so at least one tile"))
+        let (scores_bk, anchors_bk) = best.expect("there is at least one anchor, so at least one tile");
+        // If real scores are −∞, because the code is not finite, padding may be among the best.
+        Ok((scores_bk, anchors_bk.f_clamp_max(self.points().len() as i64 - 1)?))
     }
 
     /// The exact scores of the candidates `anchors_bk` in f32.
@@ -318,31 +360,21 @@ impl Anchors {
         Ok(Tensor::f_cat(&chunks, 0)?)
     }
 
+    /// Rescores the candidates if necessary, and sorts them by score and then by index.
     fn sorted(
         &self,
         codes_bc: &Tensor,
         scores_bk: &Tensor,
         anchors_bk: &Tensor,
-        count: usize,
-    ) -> Result<Vec<Vec<(usize, f32)>>, ShddError> {
-        let fine_bk;
+    ) -> Result<(Tensor, Tensor), ShddError> {
+        let (anchors_bk, order_bk) = anchors_bk.f_sort(1, false)?;
         let scores_bk = if self.rescores() {
-            fine_bk = self.rescored(codes_bc, anchors_bk)?;
-            &fine_bk
+            self.rescored(codes_bc, &anchors_bk)?
         } else {
-            scores_bk
+            scores_bk.f_gather(1, &order_bk, false)?
         };
-        let width = anchors_bk.size()[1] as usize;
-        let scores: Vec<f32> = flat(scores_bk)?;
-        let anchors: Vec<i64> = flat(anchors_bk)?;
-        let row = |(scores, anchors): (&[f32], &[i64])| {
-            let mut row: Vec<(usize, f32)> =
-                anchors.iter().zip(scores).map(|(anchor, score)| (*anchor as usize, *score)).collect();
-            row.sort_by(|one, other| other.1.total_cmp(&one.1).then(one.0.cmp(&other.0)));
-            row.truncate(count);
-            row
-        };
-        Ok(scores.chunks_exact(width).zip(anchors.chunks_exact(width)).map(row).collect())
+        let (scores_bk, order_bk) = scores_bk.f_sort_stable(true, 1, true)?;
+        Ok((scores_bk, anchors_bk.f_gather(1, &order_bk, false)?))
     }
 }
 

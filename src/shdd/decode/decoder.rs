@@ -5,9 +5,11 @@ use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
 use super::anchors::{Anchors, ranges, rows_of};
+use super::best::PendingBest;
 use super::neighbourhood::Neighbourhood;
 use super::refine::refine;
 use super::source::flat;
+use crate::native::cuda::Readback;
 use crate::shdd::ShddError;
 
 /// A decoded place.
@@ -22,6 +24,16 @@ pub struct Decoded {
     pub score: f64,
     /// Whether refinement converged. True if the decoder does not refine.
     pub converged: bool,
+}
+
+/// Codes that are being decoded.
+#[derive(Debug)]
+pub struct Decoding {
+    codes_bc: Tensor,
+    /// The best anchors; `None` if the decoder has a neighbourhood.
+    best: Option<PendingBest>,
+    /// A copy of the codes in main memory; `None` if the decoder does not refine.
+    codes: Option<Readback>,
 }
 
 /// Decodes codes into places.
@@ -59,19 +71,32 @@ impl Decoder {
 
     /// Decodes each row of `codes_bc`.
     pub fn decode(&self, codes_bc: &Tensor) -> Result<Vec<Decoded>, ShddError> {
-        let best = match &self.neighbourhood {
-            None => self.best_points(codes_bc)?,
-            Some(neighbourhood) => self.best_sums(codes_bc, neighbourhood)?,
+        self.finish(self.start(codes_bc)?)
+    }
+
+    /// Starts to decode each row of `codes_bc`. On CUDA, the host does not wait for the device.
+    pub fn start(&self, codes_bc: &Tensor) -> Result<Decoding, ShddError> {
+        let best = if self.neighbourhood.is_none() { Some(self.anchors.start_best(codes_bc, 1)?) } else { None };
+        let codes = if self.refines { Some(Readback::start(&[codes_bc])?) } else { None };
+        Ok(Decoding { codes_bc: codes_bc.shallow_clone(), best, codes })
+    }
+
+    /// Waits for the device, and does the rest of the work on the CPU.
+    pub fn finish(&self, decoding: Decoding) -> Result<Vec<Decoded>, ShddError> {
+        let best = match (decoding.best, &self.neighbourhood) {
+            (Some(best), _) => best.finish()?.rows.iter().map(|row| (row[0].0, f64::from(row[0].1))).collect(),
+            (None, Some(neighbourhood)) => self.best_sums(&decoding.codes_bc, neighbourhood)?,
+            (None, None) => {
+                return Err(ShddError::Bad("decoder: another decoder started to decode these codes".to_owned()));
+            }
         };
         let decoded =
             |(anchor, score)| Decoded { point: self.anchors.points()[anchor], anchor, score, converged: true };
         let found: Vec<Decoded> = best.into_iter().map(decoded).collect();
-        if self.refines { self.refined(codes_bc, &found) } else { Ok(found) }
-    }
-
-    fn best_points(&self, codes_bc: &Tensor) -> Result<Vec<(usize, f64)>, ShddError> {
-        let best = self.anchors.best(codes_bc, 1)?;
-        Ok(best.rows.iter().map(|row| (row[0].0, f64::from(row[0].1))).collect())
+        match decoding.codes {
+            Some(codes) => self.refined(&codes.wait()?[0], &found),
+            None => Ok(found),
+        }
     }
 
     fn best_sums(&self, codes_bc: &Tensor, neighbourhood: &Neighbourhood) -> Result<Vec<(usize, f64)>, ShddError> {

@@ -11,14 +11,17 @@
 //! of the anchors hold only the kept dimensions. Refinement uses whole codes, with zeros in the dropped dimensions.
 
 pub mod anchors;
+mod best;
+mod columns;
 mod decoder;
 pub mod neighbourhood;
 pub mod refine;
 mod source;
 
-pub use anchors::{Anchors, BestAnchors, Budget, Coarse, grid_points_min};
+pub use anchors::{Anchors, Budget, Coarse, grid_points_min};
+pub use best::{BestAnchors, PendingBest};
 pub(crate) use decoder::in_parallel;
-pub use decoder::{Decoded, Decoder};
+pub use decoder::{Decoded, Decoder, Decoding};
 pub(in crate::shdd) use decoder::{largest, threads};
 pub use neighbourhood::Neighbourhood;
 pub use refine::{Refined, refine};

@@ -1,0 +1,289 @@
+//! Locates many blocks of images, one after the other.
+//!
+//! On a GPU, a pass collapses the network at the timesteps of the sampler ([`Collapsed`]) and captures all steps of a
+//! block in one CUDA graph. Both are freed at the end of the pass. While the GPU samples and decodes a block, the CPU
+//! aggregates the samples of the block before.
+//!
+//! The network is not collapsed on the CPU, where blocks are small, and if a bottleneck makes the collapsed network
+//! larger. If the matrices A_t of all timesteps exceed the memory limit, they are formed again at every step. This does
+//! not change the answers, so the limit may depend on the GPU.
+// Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains, d dimensions
+// of the code.
+
+use locdiff_core::pulse;
+use tch::{Kind, Tensor};
+
+use super::engine::{Engine, Sampled};
+use super::error::InferError;
+use super::rows::ImageBlock;
+use crate::diffusion::{CODE_SCALE, Chains, Predictions};
+use crate::model::{Collapsed, ImageTerms, Workspace};
+use crate::native::cuda::{self, Graph};
+use crate::retrieval::ImageSamples;
+
+/// The matrices A_t of all timesteps may take one part in this many of the free memory of the GPU.
+const KEPT_PART: u64 = 3;
+
+/// A block of images with its answers.
+#[derive(Debug)]
+pub struct Located {
+    /// The block.
+    pub block: ImageBlock,
+    /// The embeddings of the block on the device of the engine.
+    pub embeddings_ive: Tensor,
+    /// The samples and the answer of each image.
+    pub samples: Vec<ImageSamples>,
+}
+
+impl Engine {
+    /// Locates the images of each block. All blocks must have the same size and number of views.
+    pub fn locate_all<'a>(
+        &'a self,
+        mut blocks: impl Iterator<Item = Result<ImageBlock, InferError>> + 'a,
+    ) -> impl Iterator<Item = Result<Located, InferError>> + 'a {
+        let (mut chains, mut started) = (None, None);
+        std::iter::from_fn(move || {
+            let _without_gradients = tch::no_grad_guard();
+            let mut start = || blocks.next().map(|block| self.start_block(block?, &mut chains)).transpose();
+            let mut next = || -> Result<Option<Located>, InferError> {
+                let current = if started.is_some() { started.take() } else { start()? };
+                if self.device().is_cuda() {
+                    started = start()?;
+                }
+                let Some(Started { block, embeddings_ive, sampled }) = current else { return Ok(None) };
+                let samples = self.finish(&block, sampled)?;
+                pulse::advance();
+                Ok(Some(Located { block, embeddings_ive, samples }))
+            };
+            next().transpose()
+        })
+    }
+
+    /// Whether a pass collapses the network.
+    pub fn collapses(&self) -> bool {
+        self.device().is_cuda() && Collapsed::is_smaller(self.network.architecture())
+    }
+
+    fn start_block<'a>(
+        &'a self,
+        block: ImageBlock,
+        chains: &mut Option<CollapsedChains<'a>>,
+    ) -> Result<Started, InferError> {
+        let embeddings_ive = block.embeddings(self.device())?;
+        if self.collapses() && chains.is_none() {
+            *chains = Some(CollapsedChains::new(self, &block, self.keeps_matrices()?)?);
+        }
+        let (codes_nd, expected_id) = match chains {
+            Some(chains) => chains.run(&block, &embeddings_ive)?,
+            None => self.sample(&block, &embeddings_ive, |_, _, _| Ok(()))?,
+        };
+        pulse::advance();
+        Ok(Started { sampled: self.start(codes_nd, &expected_id)?, block, embeddings_ive })
+    }
+
+    /// Whether the matrices A_t of all timesteps stay in memory.
+    fn keeps_matrices(&self) -> Result<bool, InferError> {
+        let steps = self.sampler.steps().len();
+        let bytes_max = cuda::free_bytes(cuda::current_device()?)? / KEPT_PART;
+        let bytes = Collapsed::kept_bytes(&self.network, steps);
+        let [wanted, limit] = [bytes, bytes_max].map(|bytes| bytes as f64 / 1e9);
+        let keeps = bytes <= bytes_max;
+        let how = if keeps { "are kept" } else { "are formed again at every step" };
+        tracing::info!(
+            "sampling with collapsed modules: the matrices of {steps} timesteps take {wanted:.1} GB and {how} (limit \
+             {limit:.1} GB)"
+        );
+        Ok(keeps)
+    }
+}
+
+/// A block that is being sampled and decoded.
+struct Started {
+    block: ImageBlock,
+    embeddings_ive: Tensor,
+    sampled: Sampled,
+}
+
+/// The chains of a block, with the collapsed network. All tensors stay in place from block to block.
+struct CollapsedChains<'a> {
+    engine: &'a Engine,
+    network: Collapsed,
+    chains: Chains,
+    /// For each chain, the row of the image terms, i32.
+    rows_n: Tensor,
+    image: ImageTerms,
+    work: Workspace,
+    /// For guidance: the terms without an image, the rows of these terms, and memory for a second prediction.
+    no_image: Option<(ImageTerms, Tensor, Workspace)>,
+    /// The captured steps, and the mean of the first predictions for each image. `None` on the CPU, and before the
+    /// first block.
+    captured: Option<(Graph, Tensor)>,
+}
+
+impl<'a> CollapsedChains<'a> {
+    /// Makes room for blocks like `block`.
+    fn new(engine: &'a Engine, block: &ImageBlock, keeps: bool) -> Result<Self, InferError> {
+        let (network, device) = (&engine.network, engine.device());
+        let timesteps: Vec<usize> = engine.sampler.steps().iter().map(|(t, _)| *t).collect();
+        let collapsed = Collapsed::new(network, &timesteps, keeps)?;
+        let count = block.size * engine.config.samples as usize;
+        let dims = network.architecture().dims as usize;
+        let no_embeddings =
+            Tensor::f_zeros([(block.size * block.views) as i64, block.width as i64], (Kind::Half, device))?;
+        let no_image = if engine.config.guidance > 0.0 {
+            let terms = collapsed.image_terms(&network.prepare_unconditional()?)?;
+            Some((terms, Tensor::f_zeros([count as i64], (Kind::Int, device))?, collapsed.workspace(count)?))
+        } else {
+            None
+        };
+        Ok(Self {
+            engine,
+            chains: Chains::new(engine.philox, count, dims, (network.placement().compute_kind(), device))?,
+            rows_n: engine.rows_of_chains(block, Kind::Int)?,
+            image: collapsed.image_terms(&network.prepare(&no_embeddings, None)?)?,
+            work: collapsed.workspace(count)?,
+            no_image,
+            captured: None,
+            network: collapsed,
+        })
+    }
+
+    /// Samples the chains of a block. Returns their codes, and the mean of the first predictions for each image, both
+    /// unscaled.
+    fn run(&mut self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<(Tensor, Tensor), InferError> {
+        let image = self.network.image_terms(&self.engine.network.prepare(embeddings_ive, None)?)?;
+        self.image.copy_from(&image)?;
+        let first_sample = block.first * u64::from(self.engine.config.samples);
+        self.chains.start(first_sample)?;
+        let expected_id = if self.engine.device().is_cuda() {
+            if self.captured.is_none() {
+                // The first step is taken once before the capture, because a capture must not load code.
+                let _ = self.take_steps(1)?;
+                self.chains.start(first_sample)?;
+                self.captured = Some(Graph::capture("sampler steps", || self.take_steps(usize::MAX))?);
+            }
+            let (graph, expected_id) = self.captured.as_mut().expect("the steps were captured above");
+            graph.replay()?;
+            expected_id.shallow_clone()
+        } else {
+            self.take_steps(usize::MAX)?
+        };
+        Ok((self.chains.codes().f_div_scalar(CODE_SCALE)?, expected_id.f_div_scalar(CODE_SCALE)?))
+    }
+
+    /// Takes at most `count` steps. Returns the mean of the first predictions for each image.
+    fn take_steps(&self, count: usize) -> Result<Tensor, InferError> {
+        let (x_nd, bias_d) = (self.chains.input(), self.network.head_bias());
+        let mut expected_id = None;
+        for (k, (_, update)) in self.engine.sampler.steps().iter().enumerate().take(count) {
+            self.network.predict(k, x_nd, &self.image, &self.rows_n, &self.work)?;
+            if let Some((terms, rows_n, work)) = &self.no_image {
+                self.network.predict(k, x_nd, terms, rows_n, work)?;
+            }
+            let (conditional_nd, guidance) = (self.work.predicted(), self.engine.config.guidance);
+            if k == 0 {
+                let shape = [-1, i64::from(self.engine.config.samples), conditional_nd.size()[1]];
+                let mean_id = conditional_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, Kind::Float)?;
+                expected_id = Some(mean_id.f_add(bias_d)?);
+            }
+            let unconditional = self.no_image.as_ref().map(|(_, _, work)| (work.predicted(), guidance));
+            self.chains.step(k, *update, &Predictions { conditional_nd, unconditional, bias_d })?;
+        }
+        Ok(expected_id.expect("a sampler has at least one step"))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::print_stdout, reason = "tests print what they measured")]
+mod tests {
+    use locdiff_core::config::{EvalConfig, Precision, RunConfig};
+    use locdiff_core::geo::fibonacci_grid;
+    use locdiff_core::random::{Philox, Stream};
+    use tch::Device;
+
+    use super::*;
+    use crate::infer::Denoiser;
+    use crate::native::random::{RandomTensors, RowDraw, Step};
+
+    const WIDTH: usize = 24;
+
+    fn normals(stream: u16, samples: usize, elements: usize, device: Device) -> Tensor {
+        let draw = RowDraw { stream: Stream::Test(stream), step: Step::At(0), first_sample: 0, samples, elements };
+        Philox::new(5).normal(Device::Cpu, draw).expect("the draw is in range").to_device(device)
+    }
+
+    /// An engine with random weights. The time layers, which are 0 at the start of a training, are random too.
+    fn engine(degree: u32, eval: &EvalConfig, precision: Precision, device: Device) -> Engine {
+        let mut config = RunConfig::default();
+        config.model.degree = degree;
+        config.train.precision = precision;
+        let denoiser = Denoiser::new(&config, WIDTH as u32, None, device).expect("the sizes are valid");
+        tch::no_grad(|| {
+            for (index, parameter) in denoiser.network.parameters().iter().enumerate() {
+                if parameter.name.contains("time.2") {
+                    let noise = normals(index as u16, 1, parameter.tensor.numel(), device) * 0.03;
+                    parameter.tensor.shallow_clone().copy_(&noise.view(parameter.tensor.size().as_slice()));
+                }
+            }
+        });
+        Engine::new(denoiser, eval, 3, fibonacci_grid(2000)).expect("the settings are valid")
+    }
+
+    fn eval(sampler_steps: u32, guidance: f64, sampler_eta: f64) -> EvalConfig {
+        EvalConfig { sampler_steps, guidance, sampler_eta, samples: 3, ..EvalConfig::default() }
+    }
+
+    /// The relative differences of the codes and of the first predictions between the collapsed network and the network
+    /// itself.
+    fn differences(engine: &Engine, keeps: bool) -> [f64; 2] {
+        let block = ImageBlock { first: 5, images: Vec::new(), size: 6, views: 2, width: WIDTH };
+        let embeddings_ive = normals(0, 12, WIDTH, engine.device());
+        tch::no_grad(|| {
+            let (codes, expected) = engine.sample(&block, &embeddings_ive, |_, _, _| Ok(())).expect("the shapes match");
+            let mut chains = CollapsedChains::new(engine, &block, keeps).expect("the network is not split");
+            let _ = chains.run(&block, &normals(9, 12, WIDTH, engine.device())).expect("the shapes match");
+            // The second block must not depend on the first.
+            let (same, close) = chains.run(&block, &embeddings_ive).expect("the shapes match");
+            let relative = |one: &Tensor, other: &Tensor| ((one - other).norm() / other.norm()).double_value(&[]);
+            [relative(&same, &codes), relative(&close, &expected)]
+        })
+    }
+
+    fn check(device: Device, degree: u32) {
+        for (steps, guidance, eta) in [(20, 0.0, 1.0), (20, 1.5, 0.0), (200, 0.0, 1.0)] {
+            let engine = engine(degree, &eval(steps, guidance, eta), Precision::F32, device);
+            let [kept, formed] = [true, false].map(|keeps| differences(&engine, keeps));
+            println!("{steps} steps, guidance {guidance}: codes differ by {:.1e} of their norm", kept[0]);
+            assert!(kept.iter().all(|difference| *difference < 1e-4), "{steps} steps: {kept:?}");
+            assert_eq!(kept, formed, "{steps} steps: the memory limit changes the codes");
+        }
+    }
+
+    #[test]
+    fn collapsed_codes_equal_those_of_the_network() {
+        check(Device::Cpu, 7);
+    }
+
+    #[test]
+    #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+    fn collapsed_codes_on_the_gpu_equal_those_of_the_network() {
+        cuda::set_device(0).expect("there is a GPU");
+        // At degree 7 the widths are not multiples of 8.
+        check(Device::Cuda(0), 7);
+        check(Device::Cuda(0), 47);
+        let engine = engine(47, &eval(20, 0.0, 1.0), Precision::Bf16, Device::Cuda(0));
+        let difference = differences(&engine, true);
+        println!("in bf16, codes and first predictions differ by {difference:?} of their norms");
+    }
+
+    #[test]
+    fn narrow_bottleneck_is_not_collapsed() {
+        let mut config = RunConfig::default();
+        let is_smaller = |config: &RunConfig| {
+            Collapsed::is_smaller(&crate::model::Architecture::new(&config.model, 768, config.diffusion.timesteps))
+        };
+        assert!(is_smaller(&config));
+        config.model.bottleneck = 64;
+        assert!(!is_smaller(&config));
+    }
+}

@@ -1,0 +1,239 @@
+//! The network at fixed timesteps, with each C-Siren collapsed to one matrix product and one sine.
+//!
+//! Before its sine, a C-Siren is linear in its input x. All chains of a sampler step have the same timestep, so the two
+//! products with W_x and W_o become one:
+//!
+//! ```text
+//! W_o ((1 + scale_t) ⊙ (W_x x + b_x) + shift_t + W_I e + b_I) + b_o  =  A_t x + c_t + g(e)
+//! A_t = W_o diag(1 + scale_t) W_x,    c_t = W_o ((1 + scale_t) ⊙ b_x + shift_t) + b_o,    g(e) = W_o (W_I e + b_I)
+//! ```
+//!
+//! A_t and c_t depend only on the timestep, and g(e) only on the image. A_t is a product of factors in the type of the
+//! matrix products, summed in f32 and rounded once. c_t and g(e) stay in f32. On CUDA, a kernel adds them to the product,
+//! takes the sine and writes it into its part of the skip connection's concatenation.
+//!
+//! The matrices A_t of all timesteps are kept in memory, or formed again whenever they are used. Both give the same
+//! bits.
+// Letters in tensor names: n chains, r images (rows), i input, h hidden, o output, t timesteps of the sampler.
+
+use tch::{Device, Kind, Tensor};
+
+use super::architecture::Architecture;
+use super::cs_unet::{Conditioned, CsUnet};
+use super::error::ModelError;
+use crate::native::gemm::mm_f32;
+use crate::native::nvrtc::{Arg, Kernel};
+use crate::native::random::sampler_kernel;
+
+/// Number of modules.
+const MODULES: usize = 6;
+
+/// The network at the timesteps of a sampler.
+#[derive(Debug)]
+pub struct Collapsed {
+    modules: Vec<Module>,
+    /// For each timestep, the matrices A_t of all modules. `None` if they are formed when they are used.
+    kept: Option<Vec<Vec<Tensor>>>,
+    head_do: Tensor,
+    head_bias_d: Tensor,
+    architecture: Architecture,
+    kind: Kind,
+    device: Device,
+    /// The kernel that adds the terms and takes the sine. `None` on the CPU.
+    kernel: Option<Kernel>,
+}
+
+/// The factors of one module.
+#[derive(Debug)]
+struct Module {
+    /// W_o in f32.
+    out_oh: Tensor,
+    /// W_x in the type of the matrix products.
+    x_hi: Tensor,
+    /// 1 + scale of each timestep, f32.
+    scales_th: Tensor,
+    /// c_t of each timestep, f32.
+    shifts_to: Tensor,
+}
+
+/// The terms g(e) of some images: for each module, f32 with one row per image.
+#[derive(Debug)]
+pub struct ImageTerms(Vec<Tensor>);
+
+impl ImageTerms {
+    /// Copies the terms of as many other images into this memory.
+    pub fn copy_from(&self, other: &Self) -> Result<(), ModelError> {
+        self.0.iter().zip(&other.0).try_for_each(|(own, other)| Ok(own.shallow_clone().f_copy_(other)?))
+    }
+}
+
+/// Memory for the values of one step, for a fixed number of chains.
+#[derive(Debug)]
+pub struct Workspace {
+    /// The concatenations of the skip connections, outermost first. The left half of each is the output of a module on
+    /// the way up, the right half that of a module on the way down.
+    joined: [Tensor; 3],
+    /// The product of each module.
+    products: Vec<Tensor>,
+    /// The product of the head, without its bias.
+    predicted_nd: Tensor,
+}
+
+impl Workspace {
+    /// The prediction of the last step, without the bias of the head.
+    pub fn predicted(&self) -> &Tensor {
+        &self.predicted_nd
+    }
+}
+
+impl Collapsed {
+    /// Whether the collapsed network needs fewer multiplications per step than the network itself. This is not the case
+    /// with a narrow bottleneck.
+    pub fn is_smaller(architecture: &Architecture) -> bool {
+        let modules = architecture.modules();
+        let sum = |count: fn(i64, i64, i64) -> i64| -> i64 {
+            modules.iter().map(|module| count(module.input, module.hidden, module.output)).sum()
+        };
+        sum(|input, _, output| input * output) < sum(|input, hidden, output| hidden * (input + output))
+    }
+
+    /// Bytes of the matrices A_t of `timesteps` timesteps.
+    pub fn kept_bytes(network: &CsUnet, timesteps: usize) -> u64 {
+        let numbers: i64 = network.architecture().modules().iter().map(|module| module.input * module.output).sum();
+        let bytes = network.placement().compute_kind().elt_size_in_bytes() * timesteps;
+        numbers.cast_unsigned() * bytes as u64
+    }
+
+    /// Collapses an unsplit network at `timesteps`. If `keeps` is true, forms the matrices A_t now and keeps them. On a
+    /// GPU, this must be the current device.
+    pub fn new(network: &CsUnet, timesteps: &[usize], keeps: bool) -> Result<Self, ModelError> {
+        let _without_gradients = tch::no_grad_guard();
+        let (placement, table) = (network.placement(), network.time_table()?);
+        let (kind, device) = (placement.compute_kind(), placement.device);
+        let rows: Vec<i64> = timesteps.iter().map(|t| *t as i64).collect();
+        let rows_t = Tensor::f_from_slice(&rows)?.f_to_device(device)?;
+        let mut modules = Vec::new();
+        for index in 0..MODULES {
+            let weights = network.module_weights(index);
+            let table_t2h = table.module(index).f_index_select(0, &rows_t)?.f_to_kind(Kind::Float)?;
+            let [scales_th, offsets_th] = <[Tensor; 2]>::try_from(table_t2h.f_chunk(2, 1)?)
+                .map_err(|parts| ModelError::Bad(format!("the time table has {} parts, wanted 2", parts.len())))?;
+            let [out_oh, out_bias_o, x_bias_h] =
+                [weights.out, weights.out_bias, weights.x_bias].map(|tensor| tensor.f_to_kind(Kind::Float));
+            let out_oh = out_oh?.f_detach()?;
+            let hidden_th = scales_th.f_mul(&x_bias_h?)?.f_add(&offsets_th)?;
+            let shifts_to = hidden_th.f_matmul(&out_oh.f_tr()?)?.f_add(&out_bias_o?)?;
+            let (x_hi, scales_th) = (placement.cast(weights.x)?.f_detach()?, scales_th.f_contiguous()?);
+            modules.push(Module { out_oh, x_hi, scales_th, shifts_to });
+        }
+        let [weight, bias] = network.head_weights();
+        let mut collapsed = Self {
+            modules,
+            kept: None,
+            head_do: placement.cast(weight)?.f_detach()?,
+            head_bias_d: bias.f_to_kind(Kind::Float)?.f_detach()?,
+            architecture: network.architecture().clone(),
+            kind,
+            device,
+            kernel: if device.is_cuda() { Some(sampler_kernel("sine_rows", kind)?) } else { None },
+        };
+        if keeps {
+            let of_step = |step| (0..MODULES).map(|index| collapsed.form(index, step)).collect();
+            collapsed.kept = Some((0..timesteps.len()).map(of_step).collect::<Result<_, ModelError>>()?);
+        }
+        Ok(collapsed)
+    }
+
+    /// The terms g(e) of images. `image` holds the terms that [`CsUnet::prepare`] computes for them.
+    pub fn image_terms(&self, image: &Conditioned) -> Result<ImageTerms, ModelError> {
+        let _without_gradients = tch::no_grad_guard();
+        let term = |(module, hidden_rh): (&Module, &Tensor)| -> Result<Tensor, ModelError> {
+            Ok(mm_f32(hidden_rh, &module.out_oh.f_to_kind(self.kind)?.f_tr()?)?)
+        };
+        Ok(ImageTerms(self.modules.iter().zip(image.terms()).map(term).collect::<Result<_, _>>()?))
+    }
+
+    /// Memory for the values of `chains` chains.
+    pub fn workspace(&self, chains: usize) -> Result<Workspace, ModelError> {
+        let zeros = |width: i64| Tensor::f_zeros([chains as i64, width], (self.kind, self.device));
+        let shapes = self.architecture.modules();
+        let [outer, middle, inner] = [0, 1, 2].map(|level| zeros(2 * shapes[level].output));
+        Ok(Workspace {
+            joined: [outer?, middle?, inner?],
+            products: shapes.iter().map(|shape| zeros(shape.output)).collect::<Result<_, _>>()?,
+            predicted_nd: zeros(self.architecture.dims)?,
+        })
+    }
+
+    /// The bias of the head, f32.
+    pub fn head_bias(&self) -> &Tensor {
+        &self.head_bias_d
+    }
+
+    /// Predicts the scaled clean codes at timestep `step` of the sampler, counted from 0, into `work`. `x_nd` holds the
+    /// noised codes in the type of the matrix products, and `images_n` the row of `image` for each chain, i32.
+    pub fn predict(
+        &self,
+        step: usize,
+        x_nd: &Tensor,
+        image: &ImageTerms,
+        images_n: &Tensor,
+        work: &Workspace,
+    ) -> Result<(), ModelError> {
+        let half = |level: usize, is_right: bool| {
+            let joined = &work.joined[level];
+            let width = joined.size()[1] / 2;
+            joined.f_narrow(1, if is_right { width } else { 0 }, width)
+        };
+        let [down1, down2, down3] = [half(0, true)?, half(1, true)?, half(2, true)?];
+        let [up1, up2, up3] = [half(0, false)?, half(1, false)?, half(2, false)?];
+        let [outer, middle, inner] = &work.joined;
+        let flow = [(x_nd, &down1), (&down1, &down2), (&down2, &down3), (&down3, &up3), (inner, &up2), (middle, &up1)];
+        for (index, (input, output)) in flow.into_iter().enumerate() {
+            let product_no = &work.products[index];
+            let matrix_oi = match &self.kept {
+                Some(kept) => kept[step][index].shallow_clone(),
+                None => self.form(index, step)?,
+            };
+            let _ = input.f_mm_out(product_no, &matrix_oi.f_tr()?)?;
+            let shift_o = self.modules[index].shifts_to.f_get(step as i64)?;
+            self.sine(output, product_no, &shift_o, &image.0[index], images_n)?;
+        }
+        let _ = outer.f_mm_out(&work.predicted_nd, &self.head_do.f_tr()?)?;
+        Ok(())
+    }
+
+    /// Forms the matrix A_t of a module.
+    fn form(&self, index: usize, step: usize) -> Result<Tensor, ModelError> {
+        let module = &self.modules[index];
+        let scaled_oh = module.out_oh.f_mul(&module.scales_th.f_get(step as i64)?)?.f_to_kind(self.kind)?;
+        Ok(scaled_oh.f_mm(&module.x_hi)?)
+    }
+
+    /// Writes sin(product + shift + terms of each chain's image) to `out`.
+    fn sine(
+        &self,
+        out_no: &Tensor,
+        product_no: &Tensor,
+        shift_o: &Tensor,
+        terms_ro: &Tensor,
+        images_n: &Tensor,
+    ) -> Result<(), ModelError> {
+        let Some(kernel) = &self.kernel else {
+            let angle_no = product_no.f_add(shift_o)?.f_add(&terms_ro.f_index_select(0, images_n)?)?;
+            return Ok(out_no.shallow_clone().f_copy_(&angle_no.f_sin()?)?);
+        };
+        let (rows, width) = (product_no.size()[0].cast_unsigned(), product_no.size()[1].cast_unsigned());
+        let arguments = [
+            Arg::Strided(out_no),
+            Arg::U64(out_no.stride()[0].cast_unsigned()),
+            Arg::Tensor(product_no),
+            Arg::Tensor(shift_o),
+            Arg::Tensor(terms_ro),
+            Arg::Tensor(images_n),
+            Arg::U64(rows),
+            Arg::U32(width as u32),
+        ];
+        Ok(kernel.launch_threads(rows * width.div_ceil(8), &arguments)?)
+    }
+}
