@@ -32,6 +32,7 @@ const LENGTH_ERROR_MAX: f64 = 1e-9;
 #[derive(Debug)]
 pub struct Encoder {
     kernel: Kernel,
+    scores: Kernel,
     degree: u32,
     device: Device,
     sectoral: Tensor,
@@ -42,10 +43,10 @@ impl Encoder {
     /// Compiles the kernel for the current device and uploads the tables of `basis` to `device`. `device` must be the
     /// current device.
     pub fn new(basis: &Basis, device: Device) -> Result<Self, ShddError> {
-        let kernel = Kernel::compile("harmonics", SOURCE, OPTIONS)?;
+        let [kernel, scores] = ["harmonics", "scores_at"].map(|name| Kernel::compile(name, SOURCE, OPTIONS));
         let sectoral = Tensor::f_from_slice(&basis.sectoral)?.f_to_device(device)?;
         let recursion = Tensor::f_from_slice(basis.recursion.as_flattened())?.f_to_device(device)?;
-        Ok(Self { kernel, degree: basis.degree(), device, sectoral, recursion })
+        Ok(Self { kernel: kernel?, scores: scores?, degree: basis.degree(), device, sectoral, recursion })
     }
 
     /// Encodes the unit vectors `points_n3`, f64 `[n, 3]` on the encoder's device, as f32 `[n, (L+1)²]`. If a row is
@@ -67,12 +68,7 @@ impl Encoder {
         if shape[0] == 0 {
             return Ok(out);
         }
-        let orders = width.next_multiple_of(WARP);
-        let points_per_block = (THREADS / orders).max(1);
-        let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
-        let blocks = i32::try_from(blocks)
-            .map_err(|_| mismatch(&points_n3, "points that fit in fewer than 2^31 thread blocks"))?
-            .cast_unsigned();
+        let (grid, block) = self.threads(shape[0])?;
         let arguments = [
             Arg::Tensor(&out),
             Arg::Tensor(&points_n3),
@@ -81,8 +77,44 @@ impl Encoder {
             Arg::I32(self.degree.cast_signed()),
             Arg::I64(shape[0]),
         ];
-        self.kernel.launch([blocks, 1, 1], [orders, points_per_block, 1], &arguments)?;
+        self.kernel.launch(grid, block, &arguments)?;
         Ok(out)
+    }
+
+    /// The scores `code · Y(point)` of the points with the indices `chosen_bk` (i64), for each code of `codes_bc`.
+    /// `codes_bc` holds whole codes in f32. Products and sums are f64, the result `[b, k]` is f32. The indices are not
+    /// checked, and the host does not wait.
+    pub fn scores(&self, points_n3: &Tensor, chosen_bk: &Tensor, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
+        self.expect_points(points_n3)?;
+        let (chosen_bk, codes_bc) = (chosen_bk.f_contiguous()?, codes_bc.f_contiguous()?);
+        let out_bk = Tensor::f_empty(chosen_bk.size(), (Kind::Float, self.device))?;
+        let count = chosen_bk.numel() as i64;
+        if count == 0 {
+            return Ok(out_bk);
+        }
+        let (grid, block) = self.threads(count)?;
+        let arguments = [
+            Arg::Tensor(&out_bk),
+            Arg::Tensor(points_n3),
+            Arg::Tensor(&chosen_bk),
+            Arg::Tensor(&codes_bc),
+            Arg::Tensor(&self.sectoral),
+            Arg::Tensor(&self.recursion),
+            Arg::I32(self.degree.cast_signed()),
+            Arg::I32(chosen_bk.size()[1] as i32),
+            Arg::I64(count),
+        ];
+        self.scores.launch(grid, block, &arguments)?;
+        Ok(out_bk)
+    }
+
+    /// The grid and the thread blocks for `count` points. The threads of a point have the same y.
+    fn threads(&self, count: i64) -> Result<([u32; 3], [u32; 3]), ShddError> {
+        let orders = (self.degree + 1).next_multiple_of(WARP);
+        let points_per_block = (THREADS / orders).max(1);
+        let blocks = i32::try_from(count.cast_unsigned().div_ceil(u64::from(points_per_block)));
+        let blocks = blocks.map_err(|_| ShddError::Bad(format!("points to encode: {count} points are too many")))?;
+        Ok(([blocks.cast_unsigned(), 1, 1], [orders, points_per_block, 1]))
     }
 
     fn expect_points(&self, points_n3: &Tensor) -> Result<(), ShddError> {

@@ -6,12 +6,11 @@
 // all threads do about the same work. The kernel performs the same operations in the same order as the CPU. It must be
 // compiled with --fmad=false.
 
-extern "C" __global__ void harmonics(float* out, const double* points, const double* sectoral, const double2* recursion,
-                                     int degree, long long count) {
-  const int m = threadIdx.x;
-  const long long point = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-  if (m > degree || point >= count) return;
-  const double x = points[3 * point], y = points[3 * point + 1], z = points[3 * point + 2];
+// Calls use(i, value) for every coefficient i of orders m and -m of a point.
+template <typename Use>
+__device__ inline void for_each_coefficient(const double* point, const double* sectoral, const double2* recursion,
+                                            int degree, int m, Use use) {
+  const double x = point[0], y = point[1], z = point[2];
   double cosine = 1.0, sine = 0.0;
   for (int i = 0; i < m; ++i) {
     const double next = cosine * x - sine * y;
@@ -19,9 +18,8 @@ extern "C" __global__ void harmonics(float* out, const double* points, const dou
     cosine = next;
   }
   double older = 0.0, old = sectoral[m];
-  float* row = out + point * (degree + 1) * (degree + 1);
   // Start at the smallest order m of the warp, so that all threads of the warp process the same degree l at the same
-  // time and their writes coalesce.
+  // time and their memory accesses coalesce.
   for (int l = m & ~31; l <= degree; ++l) {
     if (l < m) continue;
     if (l > m) {
@@ -31,7 +29,39 @@ extern "C" __global__ void harmonics(float* out, const double* points, const dou
       old = next;
     }
     const int center = l * l + l;
-    row[center + m] = (float)(old * cosine);
-    if (m > 0) row[center - m] = (float)(old * sine);
+    use(center + m, (float)(old * cosine));
+    if (m > 0) use(center - m, (float)(old * sine));
   }
+}
+
+extern "C" __global__ void harmonics(float* out, const double* points, const double* sectoral, const double2* recursion,
+                                     int degree, long long count) {
+  const int m = threadIdx.x;
+  const long long point = (long long)blockIdx.x * blockDim.y + threadIdx.y;
+  if (m > degree || point >= count) return;
+  float* row = out + point * (degree + 1) * (degree + 1);
+  for_each_coefficient(points + 3 * point, sectoral, recursion, degree, m, [&](int i, float value) { row[i] = value; });
+}
+
+// The score code · Y(point) of some points for each code. `chosen` holds the indices of `per_code` points for each code,
+// `count` in all. Products and sums are f64. The threads of one y are whole warps and compute one score.
+extern "C" __global__ void scores_at(float* out, const double* points, const long long* chosen, const float* codes,
+                                     const double* sectoral, const double2* recursion, int degree, int per_code,
+                                     long long count) {
+  __shared__ double sums[32];
+  const int m = threadIdx.x;
+  const long long index = (long long)blockIdx.x * blockDim.y + threadIdx.y;
+  double sum = 0.0;
+  if (m <= degree && index < count) {
+    const float* code = codes + index / per_code * (degree + 1) * (degree + 1);
+    for_each_coefficient(points + 3 * chosen[index], sectoral, recursion, degree, m,
+                         [&](int i, float value) { sum += (double)value * code[i]; });
+  }
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
+  const int warp = (threadIdx.y * blockDim.x + m) / 32;
+  if (m % 32 == 0) sums[warp] = sum;
+  __syncthreads();
+  if (m != 0 || index >= count) return;
+  for (int other = 1; other < blockDim.x / 32; ++other) sum += sums[warp + other];
+  out[index] = (float)sum;
 }

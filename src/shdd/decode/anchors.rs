@@ -11,14 +11,13 @@
 //! [`Anchors::best`] and [`Anchors::scores`] need memory for the codes, the points and the kept harmonics. In addition,
 //! they hold at most:
 //! - two sets of scores: those of one tile and those collected so far.
-//! - four buffers of the size of a tile: the harmonics as numbers and as a tensor, and the two factors of the product
-//!   that computes or recomputes scores.
+//! - four buffers of the size of a tile: the harmonics as numbers and as a tensor, and the two factors of the product.
 //!
 //! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Before
 //! this pass, each code is divided by its largest value, so that no number overflows. Then the best [`CANDIDATES`]
-//! anchors are rescored: their scores are computed again in f32, by elementwise products and sums that no setting can
-//! turn into TF32. Without rescoring, the best anchor would often be wrong if anchors are close together. At L = 47 and
-//! 1 km between anchors, bf16 alone is more than 1 km off for 87 % of clean codes.
+//! anchors are rescored: a kernel computes their scores again from f32 harmonics, with sums in f64. Without rescoring,
+//! the best anchor would often be wrong if anchors are close together. At L = 47 and 1 km between anchors, bf16 alone is
+//! more than 1 km off for 87 % of clean codes.
 //!
 //! The coarse pass uses f16, not bf16. No harmonic exceeds √((2L+1)/4π), which is 2.75 at L = 47 and 9.02 at L = 511,
 //! so bits of the mantissa matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be
@@ -245,7 +244,8 @@ impl Anchors {
         }
         let candidates = CANDIDATES.min(self.points().len()) as i64;
         let (_, best_bk) = scores_ba.f_topk(candidates, 1, true, false)?;
-        let fine_bk = self.rescored(&codes_bc, &best_bk)?.f_to_device(Device::Cpu)?;
+        let fine_bk =
+            self.source.scores_at(&codes_bc, &best_bk.f_to_device(self.device())?)?.f_to_device(Device::Cpu)?;
         Ok(scores_ba.f_scatter(1, &best_bk, &fine_bk)?)
     }
 
@@ -345,21 +345,6 @@ impl Anchors {
         Ok((scores_bk, anchors_bk.f_clamp_max(self.points().len() as i64 - 1)?))
     }
 
-    /// The exact scores of the candidates `anchors_bk` in f32.
-    fn rescored(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, ShddError> {
-        let candidates = anchors_bk.size()[1] as usize;
-        let per_chunk = (self.budget.tile_bytes / 4 / self.basis().dims() / candidates).max(1);
-        let mut chunks = Vec::new();
-        for range in ranges(codes_bc.size()[0] as usize, per_chunk) {
-            let harmonics = self.source.rows(&rows_of(anchors_bk, &range)?)?;
-            let shape = [range.len() as i64, candidates as i64, self.dims() as i64];
-            let codes_b1c = rows_of(codes_bc, &range)?.f_unsqueeze(1)?;
-            let product_bkc = harmonics.f_view(shape)?.f_mul_(&codes_b1c)?;
-            chunks.push(product_bkc.f_sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float)?);
-        }
-        Ok(Tensor::f_cat(&chunks, 0)?)
-    }
-
     /// Rescores the candidates if necessary, and sorts them by score and then by index.
     fn sorted(
         &self,
@@ -369,7 +354,7 @@ impl Anchors {
     ) -> Result<(Tensor, Tensor), ShddError> {
         let (anchors_bk, order_bk) = anchors_bk.f_sort(1, false)?;
         let scores_bk = if self.rescores() {
-            self.rescored(codes_bc, &anchors_bk)?
+            self.source.scores_at(codes_bc, &anchors_bk)?
         } else {
             scores_bk.f_gather(1, &order_bk, false)?
         };

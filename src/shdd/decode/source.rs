@@ -84,21 +84,24 @@ impl SourcePoints {
         self.filtered(whole_ac)
     }
 
-    /// The harmonics of the anchors whose indices are in `anchors` (i64, any shape). The result is `[a, c]`, f32, on
-    /// the device.
-    pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, ShddError> {
-        let whole_ac = match &self.kernel {
-            Some((encoder, points_n3)) => {
-                let anchors = anchors.f_to_device(self.device)?.f_reshape([-1])?;
-                encoder.encode_unchecked(&points_n3.f_index_select(0, &anchors)?)?
-            }
-            None => {
-                let indices: Vec<i64> = flat(anchors)?;
-                let points: Vec<UnitVector> = indices.iter().map(|anchor| self.points[*anchor as usize]).collect();
-                self.basis.tensor(&points, self.device)?
-            }
-        };
-        self.filtered(whole_ac)
+    /// The scores of the anchors `anchors_bk` (i64 on the device) for each code in `codes_bc` (f32 on the device). On CUDA,
+    /// products and sums are f64, otherwise f32.
+    pub(super) fn scores_at(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, ShddError> {
+        if let Some((encoder, points_n3)) = &self.kernel {
+            let whole_bc = match &self.filter {
+                Some((_, selection)) => selection.scatter(codes_bc)?,
+                None => codes_bc.shallow_clone(),
+            };
+            return encoder.scores(points_n3, anchors_bk, &whole_bc);
+        }
+        let mut scores = Vec::new();
+        for code in 0..codes_bc.size()[0] {
+            let indices: Vec<i64> = flat(&anchors_bk.f_get(code)?)?;
+            let points: Vec<UnitVector> = indices.iter().map(|anchor| self.points[*anchor as usize]).collect();
+            let product_kc = self.filtered(self.basis.tensor(&points, self.device)?)?.f_mul(&codes_bc.f_get(code)?)?;
+            scores.push(product_kc.f_sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float)?);
+        }
+        Ok(Tensor::f_stack(&scores, 0)?)
     }
 
     /// Expands codes `[b, c]` to whole codes in f64, in row-major order, with zeros in the dimensions that the filter
