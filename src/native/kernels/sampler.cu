@@ -86,8 +86,7 @@ extern "C" __global__ void denoise(float* x, Value* narrow_x, const Value* condi
   if (unconditional) without = read<4>(unconditional + block.first, block.count);
   float noise[4];
   if (fresh != 0.0f) {
-    box_muller(block.word[0], block.word[1], &noise[0], &noise[1]);
-    box_muller(block.word[2], block.word[3], &noise[2], &noise[3]);
+    normals(block.words, noise);
   }
   for (int i = 0; i < 4; ++i) {
     float clean = widen(with.element[i]) + offset.element[i];

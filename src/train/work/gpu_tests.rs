@@ -15,6 +15,8 @@ use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::shards::Position;
 
 const WIDTH: u32 = 24;
+/// Number of batches over which errors are summed.
+const BATCHES: u64 = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A communicator of one rank on the first GPU.
@@ -225,17 +227,28 @@ fn explicit_bf16_gradients_are_not_further_from_f32_than_those_of_autograd() {
             .iter()
             .map(|weight| weight.detach().to_kind(Kind::BFloat16).to_kind(Kind::Float))
             .collect();
-        let batch = batch(&config, steps, 768);
-        let mut found = Vec::new();
-        for work in [&mut exact, &mut autograd, &mut explicit] {
-            load(work, &rounded);
-            work.take(steps, &batch, &numbers()).expect("the batch is valid");
-            work.compute_gradients(false).expect("the gradient can be computed");
-            found.push(gradients(work).iter().map(Tensor::copy).collect::<Vec<_>>());
+        // One batch would not be enough: the gradients of some biases are small differences of large sums.
+        let mut squares = vec![[0.0; 3]; explicit.network.parameters().iter().len()];
+        for index in 0..BATCHES {
+            let batch = batch(&config, steps + index, 768);
+            let mut found = Vec::new();
+            for work in [&mut exact, &mut autograd, &mut explicit] {
+                load(work, &rounded);
+                work.take(steps + index, &batch, &numbers()).expect("the batch is valid");
+                work.compute_gradients(false).expect("the gradient can be computed");
+                found.push(gradients(work).iter().map(|gradient| gradient.to_kind(Kind::Double)).collect::<Vec<_>>());
+            }
+            for (tensor, sums) in squares.iter_mut().enumerate() {
+                let square = |of: &Tensor| of.square().sum(Kind::Double).double_value(&[]);
+                sums[0] += square(&found[0][tensor]);
+                sums[1] += square(&(&found[1][tensor] - &found[0][tensor]));
+                sums[2] += square(&(&found[2][tensor] - &found[0][tensor]));
+            }
         }
         let mut worse = Vec::new();
         for (index, parameter) in explicit.network.parameters().iter().enumerate() {
-            let [of_autograd, of_explicit] = [1, 2].map(|which| relative(&found[which][index], &found[0][index]));
+            let [whole, of_autograd, of_explicit] = squares[index].map(f64::sqrt);
+            let [of_autograd, of_explicit] = [of_autograd, of_explicit].map(|error| error / whole.max(1e-300));
             println!("{steps} steps, {}: autograd {of_autograd:.2e}, explicit {of_explicit:.2e}", parameter.name);
             if of_explicit > of_autograd {
                 worse.push(format!("{} {:.3}", parameter.name, of_explicit / of_autograd));
