@@ -8,16 +8,18 @@ use std::time::Instant;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::geo::Place;
-use locdiff_core::protocol::{Ceilings, StepSpeed, ToLauncher, TrainBench, TrainBenched, TrainJob};
+use locdiff_core::protocol::{Ceilings, StepProfile, StepSpeed, ToLauncher, TrainBench, TrainBenched, TrainJob};
 use locdiff_core::pulse;
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::error::TrainError;
 use super::observe::{Launcher, Meter};
+use super::profile::{accompany_steps, profile_steps};
 use super::run::run;
 use super::step::{StepOptions, Trainer};
 use crate::comm::Communicator;
+use crate::native::profiler::ProfiledDevice;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::native::{NativeError, cuda};
 use crate::shards::{Batch, Position};
@@ -71,6 +73,7 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     }
     let memory = speed(times_ms.split_off(WARM_UP as usize), cost, 0.0);
     let (peak_gib, graph_nodes) = (peak_gib(device)?, trainer.graph_nodes());
+    let profile = if job.profile { profile(&mut trainer, &batches, ranks)? } else { None };
     drop((trainer, batches));
     Ok(TrainBenched {
         path: "autograd".to_owned(),
@@ -79,7 +82,20 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
         end_to_end: end_to_end(job, ranks, cost)?,
         peak_gib,
         ceilings: ceilings(device, kind)?,
+        profile,
     })
+}
+
+/// Profiles a few steps. Returns `None` if this is not rank 0, which alone is profiled.
+fn profile(trainer: &mut Trainer, batches: &[Batch], ranks: &Communicator) -> Result<Option<StepProfile>, TrainError> {
+    let is_graph = trainer.graph_nodes().is_some();
+    let step = |step: u64| trainer.step(step, &batches[(step % BATCHES) as usize], &StepOptions::default()).map(drop);
+    if ranks.rank() != 0 {
+        accompany_steps(step)?;
+        return Ok(None);
+    }
+    let device = if ranks.world().device().is_cuda() { ProfiledDevice::Gpu } else { ProfiledDevice::Cpu };
+    Ok(Some(StepProfile { is_graph, rows: profile_steps(device, step)? }))
 }
 
 /// Width of the random embeddings.
