@@ -257,14 +257,7 @@ pub enum CheckpointVerb {
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchVerb {
     /// Benchmark training steps on random rows.
-    Train {
-        /// Number of steps to time.
-        #[arg(long, value_name = "N", default_value_t = 200, value_parser = number::<u32>(1, U32_MAX))]
-        steps: u32,
-        /// Also time a training on shards.train.
-        #[arg(long)]
-        end_to_end: bool,
-    },
+    Train(TrainBenchRequest),
     /// Benchmark the location of images: sampling, decoding and aggregation.
     Sample {
         /// Number of images.
@@ -285,6 +278,20 @@ pub enum BenchVerb {
     },
     /// Benchmark spherical harmonics.
     Shdd,
+}
+
+/// Arguments of `bench train`.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct TrainBenchRequest {
+    /// Number of steps to time.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = number::<u32>(1, U32_MAX))]
+    pub steps: u32,
+    /// Also time a training on shards.train.
+    #[arg(long)]
+    pub end_to_end: bool,
+    /// Also print the time of each operator (CPU) or kernel (GPU).
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// Verbs of `geoclip`.

@@ -18,6 +18,7 @@ pub mod harmonics;
 pub mod host;
 pub mod nvrtc;
 pub mod optim;
+pub mod profiler;
 pub mod random;
 pub mod row_pool;
 mod version;

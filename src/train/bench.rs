@@ -8,16 +8,18 @@ use std::time::Instant;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::geo::Place;
-use locdiff_core::protocol::{Ceilings, StepSpeed, ToLauncher, TrainBench, TrainBenched, TrainJob};
+use locdiff_core::protocol::{Ceilings, StepProfile, StepSpeed, ToLauncher, TrainBench, TrainBenched, TrainJob};
 use locdiff_core::pulse;
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::error::TrainError;
 use super::observe::{Launcher, Meter};
+use super::profile::{accompany_steps, profile_steps};
 use super::run::run;
 use super::step::{StepOptions, Trainer};
 use crate::comm::Communicator;
+use crate::native::profiler::ProfiledDevice;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::native::{NativeError, cuda};
 use crate::shards::{Batch, Position};
@@ -80,7 +82,9 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     // A training also holds the copy of its state that a checkpoint is written from.
     let copy = trainer.copied_state()?;
     let (peak_gib, graph_nodes, path) = (peak_gib(device)?, trainer.graph_nodes(), trainer.work.path());
-    drop((copy, trainer, batches));
+    drop(copy);
+    let profile = if job.profile { profile(&mut trainer, &batches, ranks)? } else { None };
+    drop((trainer, batches));
     Ok(TrainBenched {
         path: path.to_owned(),
         graph_nodes: graph_nodes.map(|nodes| nodes as u64),
@@ -88,7 +92,23 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
         end_to_end: end_to_end(job, ranks, cost)?,
         peak_gib,
         ceilings: ceilings(device, kind)?,
+        profile,
     })
+}
+
+/// Profiles a few steps. Returns `None` if this is not rank 0, which alone is profiled.
+fn profile(trainer: &mut Trainer, batches: &[Batch], ranks: &Communicator) -> Result<Option<StepProfile>, TrainError> {
+    let is_graph = trainer.graph_nodes().is_some();
+    let step = |step: u64| {
+        trainer.launch(step, &batches[(step % BATCHES) as usize], &StepOptions::default())?;
+        trainer.finish().map(drop)
+    };
+    if ranks.rank() != 0 {
+        accompany_steps(step)?;
+        return Ok(None);
+    }
+    let device = if ranks.world().device().is_cuda() { ProfiledDevice::Gpu } else { ProfiledDevice::Cpu };
+    Ok(Some(StepProfile { is_graph, rows: profile_steps(device, step)? }))
 }
 
 /// Width of the random embeddings.

@@ -12,7 +12,7 @@
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
 //! - `quick`: evaluates the averaged weights on the validation rows during training.
 //! - `faults`: injects faults.
-//! - `bench`: times steps, for `bench train`.
+//! - `bench`: times steps, for `bench train`. `profile`: the time of each operator or kernel of a step.
 //! - `observe`: reports from rank 0 to TensorBoard and the launcher, with `meter` (speed and memory of the device),
 //!   `weights` (histograms), `pictures` (maps of answers and densities) and `summary` (sizes of the model and the data).
 //!
@@ -24,6 +24,7 @@ mod data;
 mod error;
 mod faults;
 mod observe;
+mod profile;
 mod quick;
 mod replicas;
 mod run;

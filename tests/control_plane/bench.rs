@@ -16,7 +16,8 @@ fn positive(result: &Value, field: &str) {
 fn bench_train_times_steps_in_memory_and_from_shards() {
     let stage = Stage::new(Worker::Real);
     small_shards::build(&stage, "small", 0..128, 1, false);
-    let line = format!("{SMALL} --workers 2 --set shards.train=shards/small bench train --steps 6 --end-to-end");
+    let line =
+        format!("{SMALL} --workers 2 --set shards.train=shards/small bench train --steps 6 --end-to-end --profile");
     let result = stage.run(&line).exits_with(ExitCode::Success).json();
     for field in ["ms_per_step", "ms_lo", "ms_hi", "samples_per_s", "tflops", "gb_per_s"] {
         positive(&result, field);
@@ -25,6 +26,11 @@ fn bench_train_times_steps_in_memory_and_from_shards() {
     for field in ["product_tflops", "memory_gb_per_s"] {
         positive(&result["ceilings"], field);
     }
+    let profile = result["profile"]["rows"].as_array().expect("a profile has rows");
+    for row in profile.iter().take(5) {
+        ["calls", "ms_per_step", "percent"].iter().for_each(|field| positive(row, field));
+    }
+    assert!(profile.iter().any(|row| row["name"] == "aten::addmm"), "no matrix product in {profile:?}");
     let sizes = ["degree", "batch", "anchors", "steps"].map(|field| result[field].as_u64());
     assert_eq!(sizes, [Some(5), Some(24), Some(32), Some(6)], "{result}");
     assert_eq!((&result["path"], &result["peak_gib"]), (&"autograd".into(), &Value::Null), "{result}");

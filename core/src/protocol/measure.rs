@@ -88,6 +88,8 @@ pub struct TrainBench {
     pub steps: u32,
     /// Folder for the files of a training on `shards.train`. `None`: train only on random rows.
     pub scratch: Option<PathBuf>,
+    /// Whether to profile a few steps after the timed ones.
+    pub profile: bool,
 }
 
 /// The times of training steps.
@@ -126,6 +128,32 @@ pub struct TrainBenched {
     pub peak_gib: Option<f64>,
     /// Speed limits of the device.
     pub ceilings: Ceilings,
+    /// Profile of rank 0; `None` if it was not asked for.
+    pub profile: Option<StepProfile>,
+}
+
+/// Where the time of a training step goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepProfile {
+    /// Whether the profiled steps replayed a CUDA graph.
+    pub is_graph: bool,
+    /// One row for each operator on the CPU, or for each kernel on a GPU. The longest time comes first.
+    pub rows: Vec<ProfileRow>,
+}
+
+/// One row of a [`StepProfile`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfileRow {
+    /// Name of the operator or kernel.
+    pub name: String,
+    /// Mean number of calls per step.
+    pub calls: f64,
+    /// Mean time per step, milliseconds. The time of an operator does not include the operators that it called.
+    pub ms_per_step: f64,
+    /// Share of the time of all rows, percent.
+    pub percent: f64,
+    /// When its first call began, milliseconds after the first call of the first profiled step.
+    pub first_ms: f64,
 }
 
 /// Speed limits of a device, measured in the same run.

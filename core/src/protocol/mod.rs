@@ -32,8 +32,8 @@ pub use eval::{
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
 pub use measure::{
-    Ceilings, CollectiveRow, PerturbationBlock, Probed, SampleBench, SampleBenched, SelfCheck, ShddRow, StepSpeed,
-    TrainBench, TrainBenched,
+    Ceilings, CollectiveRow, PerturbationBlock, Probed, ProfileRow, SampleBench, SampleBenched, SelfCheck, ShddRow,
+    StepProfile, StepSpeed, TrainBench, TrainBenched,
 };
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{

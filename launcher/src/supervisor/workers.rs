@@ -99,6 +99,8 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         // Make CUDA number the GPUs in the order of the PCI bus, as NVML does. By default, CUDA puts the fastest GPU
         // first.
         .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        // Keep libtorch's profiler from logging an error on machines without a GPU.
+        .env("KINETO_LOG_LEVEL", "99")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,18 +1,26 @@
 //! `bench train` and `bench sample`: the speed of training steps and of the location of images, with random weights.
 
 use locdiff_core::config::RunConfig;
-use locdiff_core::protocol::{Job, SampleBench, SampleBenched, StepSpeed, TrainBench, TrainBenched};
+use locdiff_core::protocol::{
+    Job, ProfileRow, SampleBench, SampleBenched, StepProfile, StepSpeed, TrainBench, TrainBenched,
+};
 use serde_json::{Value, json};
 
 use super::locations::require_shards;
 use super::{plan, run_gang};
-use crate::cli::Global;
+use crate::cli::{Global, TrainBenchRequest};
 use crate::error::{LaunchError, refuse};
 use crate::output::Output;
 use crate::terminal::{TableColumn, table, width};
 
-/// Times `steps` training steps. If `end_to_end` is true, also times a training on `shards.train`.
-pub(super) fn train(steps: u32, end_to_end: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
+/// Longest name of an operator or kernel in the printed table, characters. The JSON result has the whole names.
+const NAME_CHARS_MAX: usize = 70;
+/// Number of rows of a profile that are printed. The JSON result has all rows.
+const PROFILE_ROWS_MAX: usize = 25;
+
+/// Times training steps on random rows and, if asked, on `shards.train`.
+pub(super) fn train(request: &TrainBenchRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let TrainBenchRequest { steps, end_to_end, profile } = *request;
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     refuse_filter(&config)?;
@@ -22,7 +30,7 @@ pub(super) fn train(steps: u32, end_to_end: bool, global: &Global, output: Outpu
     }
     let folder = end_to_end.then(tempfile::tempdir).transpose()?;
     let scratch = folder.as_ref().map(|folder| folder.path().to_owned());
-    let job = Job::BenchTrain(Box::new(TrainBench { config: config.clone(), steps, scratch }));
+    let job = Job::BenchTrain(Box::new(TrainBench { config: config.clone(), steps, scratch, profile }));
     let found: TrainBenched = run_gang(&resolved, &world, job)?.first()?;
     let rows = std::iter::once(("rows in memory", &found.memory))
         .chain(found.end_to_end.as_ref().map(|speed| ("from shards", speed)));
@@ -49,10 +57,36 @@ pub(super) fn train(steps: u32, end_to_end: bool, global: &Global, output: Outpu
         "limits of the device: {:.1} TFLOP/s, {:.0} GB/s",
         ceilings.product_tflops, ceilings.memory_gb_per_s
     ));
+    if let Some(profile) = &found.profile {
+        print_profile(profile, output);
+    }
     let mut result = json!({ "ok": true, "degree": degree, "batch": batch, "anchors": anchors, "steps": steps });
     merge(&mut result, json!(found.memory));
     merge(&mut result, json!(found));
     Ok(result)
+}
+
+/// Prints the longest rows of a profile.
+fn print_profile(profile: &StepProfile, output: Output) {
+    let shown = &profile.rows[..profile.rows.len().min(PROFILE_ROWS_MAX)];
+    let names: Vec<String> = shown.iter().map(|row| row.name.chars().take(NAME_CHARS_MAX).collect()).collect();
+    let column = |heading: &str, decimals: usize, value: fn(&ProfileRow) -> f64| TableColumn {
+        heading: heading.to_owned(),
+        cells: shown.iter().map(|row| format!("{:.decimals$}", value(row))).collect(),
+    };
+    let columns = [
+        column("calls", 0, |row| row.calls),
+        column("ms/step", 3, |row| row.ms_per_step),
+        column("%", 1, |row| row.percent),
+        column("begins at ms", 3, |row| row.first_ms),
+    ];
+    let steps = if profile.is_graph { "replays of the CUDA graph" } else { "eager steps" };
+    output.print(table(&format!("profile of {steps}"), &names, &columns, width()).trim_end());
+    let others = profile.rows.len() - shown.len();
+    if others > 0 {
+        let rest: f64 = profile.rows[shown.len()..].iter().map(|row| row.percent).sum();
+        output.print(&format!("{others} more rows: {rest:.1} %"));
+    }
 }
 
 /// Times the location of `images` images on the first worker.
