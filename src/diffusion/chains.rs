@@ -40,7 +40,7 @@ pub struct Predictions<'a> {
 }
 
 impl Chains {
-    /// Makes room for `samples` chains of a network whose values have the type `kind` (bf16 or f32). If `device` is a
+    /// Makes room for `samples` chains of a network whose values have the type `kind` (f16 or f32). If `device` is a
     /// GPU, it must be the current device.
     pub fn new(
         philox: Philox,

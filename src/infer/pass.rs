@@ -138,7 +138,7 @@ impl<'a> CollapsedChains<'a> {
         };
         Ok(Self {
             engine,
-            chains: Chains::new(engine.philox, count, dims, (network.placement().compute_kind(), device))?,
+            chains: Chains::new(engine.philox, count, dims, (collapsed.kind(), device))?,
             rows_n: engine.rows_of_chains(block, Kind::Int)?,
             image: collapsed.image_terms(&network.prepare(&no_embeddings, None)?)?,
             work: collapsed.workspace(count)?,
@@ -273,7 +273,7 @@ mod tests {
         check(Device::Cuda(0), 47);
         let engine = engine(47, &eval(20, 0.0, 1.0), Precision::Bf16, Device::Cuda(0));
         let difference = differences(&engine, true);
-        println!("in bf16, codes and first predictions differ by {difference:?} of their norms");
+        println!("in f16 and bf16, codes and first predictions differ by {difference:?} of their norms");
     }
 
     #[test]

@@ -178,10 +178,10 @@ impl RowDraw<'_> {
     }
 }
 
-/// Compiles the kernel `name` of sampler.cu for the current device. `kind` is the type of the network's values, bf16 or
+/// Compiles the kernel `name` of sampler.cu for the current device. `kind` is the type of the network's values, f16 or
 /// f32.
 pub fn sampler_kernel(name: &str, kind: Kind) -> Result<Kernel, NativeError> {
-    let macros: &[&str] = if kind == Kind::BFloat16 { &["--define-macro=BF16"] } else { &[] };
+    let macros: &[&str] = if kind == Kind::Half { &["--define-macro=F16"] } else { &[] };
     Kernel::compile(name, SAMPLER_SOURCE, &[OPTIONS, macros].concat())
 }
 

@@ -1,18 +1,22 @@
-// Kernels of the sampler. NVRTC compiles this file behind philox.cu, with --fmad=false. With the macro BF16, the values of
-// the network are bf16, otherwise f32.
+// Kernels of the sampler. NVRTC compiles this file behind philox.cu, with --fmad=false. With the macro F16, the values of
+// the network are f16, otherwise f32.
 
-#ifdef BF16
-typedef unsigned short Value;  // the bits of a bf16 number
+#ifdef F16
+typedef unsigned short Value;  // the bits of an f16 number
 
-__device__ inline float widen(Value value) { return __uint_as_float((u32)value << 16); }
+__device__ inline float widen(Value value) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
+  return wide;
+}
 
 __device__ inline Value narrow(float value) {
   Value bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
 
-// The angle is first reduced to -π to π. There, __sinf is off by at most 2^-21, much less than the rounding to bf16.
+// The angle is first reduced to -π to π. There, __sinf is off by at most 2^-21, much less than the rounding to f16.
 __device__ inline float sine(float angle) {
   const float turns = rintf(angle * 0.15915494309189535f);
   const float rest = __fmaf_rn(turns, -6.28125f, angle);

@@ -17,9 +17,9 @@ typedef float T;
 typedef bf16 T;
 #endif
 
-// Threads of a block that sums over rows: LANES quads times GROUPS rows.
+// A block that sums over rows has LANES x blockDim.y threads: LANES quads times at most GROUPS_MAX rows.
 #define LANES 32
-#define GROUPS 8
+#define GROUPS_MAX 32
 // Rows that one block of `cosine` sums.
 #define ROWS_PER_SUM 64
 
@@ -91,20 +91,20 @@ __device__ inline Place place(u32 rows, u32 width) {
   return found;
 }
 
-// Position of a thread in a block of LANES x GROUPS threads.
+// Position of a thread in a block that sums over rows.
 __device__ inline Place place_in_columns(u32 width) {
   const u32 column = 4 * (blockIdx.x * LANES + threadIdx.x);
   return {threadIdx.y, column, column < width ? min(4u, width - column) : 0};
 }
 
-// Adds up the quads of all GROUPS threads of a column, in a fixed order. The result is valid in the threads of group 0.
+// Adds up the quads of all threads of a column, in a fixed order. The result is valid in the threads of group 0.
 __device__ inline Quad sum_groups(const Quad& own) {
-  __shared__ Quad all[GROUPS][LANES];
+  __shared__ Quad all[GROUPS_MAX][LANES];
   __syncthreads();
   all[threadIdx.y][threadIdx.x] = own;
   __syncthreads();
   Quad sum = all[0][threadIdx.x];
-  for (u32 group = 1; group < GROUPS; ++group)
+  for (u32 group = 1; group < blockDim.y; ++group)
     for (u32 i = 0; i < 4; ++i) sum.at[i] += all[group][threadIdx.x].at[i];
   return sum;
 }
@@ -228,7 +228,7 @@ extern "C" __global__ void cosine(T* dz_bo, float* sums, u32 sums_stride, const 
   if (at.count > 0) {
     const Quad added = load(bias + at.column, at.count);
 #pragma unroll 4
-    for (u32 row = first + at.row; row < end; row += GROUPS) {
+    for (u32 row = first + at.row; row < end; row += blockDim.y) {
       const Quad z = load(z_bo + (size_t)row * width + at.column, at.count);
       const Quad gradient = load(dout + (size_t)row * dout_stride + at.column, at.count);
       const Quad mask = KEPT(row, at.column);
@@ -249,7 +249,7 @@ extern "C" __global__ void column_sums(T* out, const float* rows_w, u32 rows, u3
   const Place at = place_in_columns(width);
   Quad sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 5
-  for (u32 row = at.row; row < (at.count > 0 ? rows : 0); row += GROUPS) {
+  for (u32 row = at.row; row < (at.count > 0 ? rows : 0); row += blockDim.y) {
     const Quad value = load(rows_w + (size_t)row * width + at.column, at.count);
     for (u32 i = 0; i < 4; ++i) sum.at[i] += value.at[i];
   }
@@ -264,7 +264,7 @@ extern "C" __global__ void row_group_sums(float* sums, const T* rows_w, u32 rows
   const u32 first = blockIdx.y * ROWS_PER_SUM, end = min(rows, first + ROWS_PER_SUM);
   if (at.count > 0) {
 #pragma unroll 4
-    for (u32 row = first + at.row; row < end; row += GROUPS) {
+    for (u32 row = first + at.row; row < end; row += blockDim.y) {
       const Quad value = load(rows_w + (size_t)row * width + at.column, at.count);
       for (u32 i = 0; i < 4; ++i) sum.at[i] += value.at[i];
     }
@@ -285,7 +285,7 @@ extern "C" __global__ void modulate_backward(T* dx_bh, T* dtable, float* dtable_
   if (at.count > 0) {
     const Quad scale = load(table + row_of_table, at.count);
 #pragma unroll 2
-    for (u32 row = segments[t] + at.row; row < end; row += GROUPS) {
+    for (u32 row = segments[t] + at.row; row < end; row += blockDim.y) {
       const size_t index = (size_t)row * width + at.column;
       const Quad gradient = load(dhidden + (size_t)row * dhidden_stride + at.column, at.count);
       const Quad x = load(x_bh + index, at.count);
@@ -314,7 +314,7 @@ extern "C" __global__ void table_biases(T* of_time, T* of_image, T* of_x, const 
   const Place at = place_in_columns(width);
   Quad of_scale = {{0.0f, 0.0f, 0.0f, 0.0f}}, of_shift = of_scale, scaled = of_scale;
 #pragma unroll 5
-  for (u32 t = at.row; t < (at.count > 0 ? timesteps : 0); t += GROUPS) {
+  for (u32 t = at.row; t < (at.count > 0 ? timesteps : 0); t += blockDim.y) {
     const size_t index = (size_t)t * 2 * width + at.column;
     const Quad scale = load(table + index, at.count), first = load(dtable_wide + index, at.count);
     const Quad second = load(dtable_wide + index + width, at.count);
@@ -348,7 +348,7 @@ extern "C" __global__ void silu_backward(T* gradient, T* bias, const T* z, u32 r
   const Place at = place_in_columns(width);
   Quad sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 5
-  for (u32 row = at.row; row < (at.count > 0 ? rows : 0); row += GROUPS) {
+  for (u32 row = at.row; row < (at.count > 0 ? rows : 0); row += blockDim.y) {
     const size_t index = (size_t)row * width + at.column;
     const Quad x = load(z + index, at.count);
     Quad value = load(gradient + index, at.count);

@@ -16,7 +16,7 @@ use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
 use super::ShddError;
-use super::decode::{Decoded, Decoder};
+use super::decode::{Decoded, Decoder, in_parallel, threads};
 
 /// The codes of some images. In the shapes, c is the number of dimensions of a code.
 #[derive(Debug, Clone, Copy)]
@@ -58,14 +58,16 @@ pub fn aggregate_decoded(
         Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder, TEMPERING)?)),
         Aggregator::PosteriorMedoid => {
             let expected = codes::values_at(expected_ic, points, samples, decoder.anchors())?;
-            let images = points.chunks_exact(samples).zip(expected.chunks_exact(samples));
-            return images.map(|(points, expected)| Ok(points[posterior_medoid(points, expected)?])).collect();
+            let images: Vec<_> = points.chunks_exact(samples).zip(expected.chunks_exact(samples)).collect();
+            let answer = |(points, expected): &(&[UnitVector], &[f64])| Ok(points[posterior_medoid(points, expected)?]);
+            return in_parallel(threads(), &images, answer).into_iter().collect();
         }
         Aggregator::KernelMedoid => |points: &[UnitVector]| Ok(points[kernel_medoid(points)?]),
         Aggregator::MeanVector => mean_vector,
         Aggregator::GeometricMedian => geometric_median,
     };
-    points.chunks_exact(samples).map(of_places).collect()
+    let images: Vec<_> = points.chunks_exact(samples).collect();
+    in_parallel(threads(), &images, |points| of_places(points)).into_iter().collect()
 }
 
 fn points_of(decoded: &[Decoded]) -> Vec<UnitVector> {

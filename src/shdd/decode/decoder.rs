@@ -134,9 +134,14 @@ pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
     values.iter().enumerate().fold(start, |best, (index, value)| if *value > best.1 { (index, *value) } else { best })
 }
 
-/// The number of threads that libtorch uses.
+/// Number of threads for work on the CPU: those of libtorch, or a share of the cores if there is a GPU.
 pub(in crate::shdd) fn threads() -> usize {
-    usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
+    let of_libtorch = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
+    // The worker of a GPU has one libtorch thread. The GPUs of a machine share its cores.
+    match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
+        0 => of_libtorch,
+        gpus => of_libtorch.max(std::thread::available_parallelism().map_or(1, usize::from) / gpus),
+    }
 }
 
 /// Applies `work` to each task on `threads` threads. Results are in the order of the tasks.

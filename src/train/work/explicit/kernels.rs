@@ -39,10 +39,12 @@ const NAMES: [&str; 22] = [
 const THREADS: u32 = 256;
 /// Columns that a thread processes.
 const COLUMNS: u32 = 4;
-// These three numbers must equal LANES, GROUPS and ROWS_PER_SUM of step.cu.
+// These numbers must equal LANES, GROUPS_MAX and ROWS_PER_SUM of step.cu.
 const LANES: u32 = 32;
-const GROUPS: u32 = 8;
+const GROUPS_MAX: u32 = 32;
 const ROWS_PER_SUM: u32 = 64;
+/// Number of rows that a block sums at the same time, if there are many blocks.
+const GROUPS: u32 = 8;
 /// Must equal ELEMENTS_PER_SUM of step.cu.
 const ELEMENTS_PER_SUM: i64 = 16_384;
 
@@ -79,10 +81,11 @@ impl Kernels {
         self.launch(name, [quads.div_ceil(THREADS), 1], [THREADS, 1], &arguments)
     }
 
-    /// Launches a kernel that sums columns. `groups` is the number of groups of rows, with one sum each.
-    pub(super) fn per_column(&self, name: &str, width: i64, groups: u32, arguments: &[Arg<'_>]) -> Launched {
+    /// Launches a kernel that sums columns. `sums` is the number of sums of each column.
+    pub(super) fn per_column(&self, name: &str, width: i64, sums: u32, arguments: &[Arg<'_>]) -> Launched {
         let blocks = (width as u32).div_ceil(COLUMNS * LANES);
-        self.launch(name, [blocks, groups], [LANES, GROUPS], arguments)
+        let groups = if sums == 1 { GROUPS_MAX } else { GROUPS };
+        self.launch(name, [blocks, sums], [LANES, groups], arguments)
     }
 
     /// Launches a kernel with one block per row, or with a single block for `rows` = 1.
