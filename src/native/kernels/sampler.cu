@@ -30,47 +30,74 @@ __device__ inline Value narrow(float value) { return value; }
 __device__ inline float sine(float angle) { return sinf(angle); }
 #endif
 
-// Adjacent elements that one thread loads and stores at once.
-template <typename Element, int COUNT>
-struct alignas(COUNT * sizeof(Element)) Pack {
-  Element element[COUNT];
+// Four adjacent elements. All loops over a quad have constant bounds, so that quads stay in registers: with bounds that
+// the compiler does not know, NVRTC 13.0 puts two quads into the same local memory.
+struct Quad {
+  float at[4];
 };
 
-// Reads `count` elements, at once if they fill an aligned pack.
-template <int COUNT, typename Element>
-__device__ inline Pack<Element, COUNT> read(const Element* at, u32 count) {
-  Pack<Element, COUNT> pack;
-  if (count == COUNT && (u64)at % sizeof(pack) == 0) return *reinterpret_cast<const Pack<Element, COUNT>*>(at);
-  for (u32 i = 0; i < count; ++i) pack.element[i] = at[i];
-  return pack;
+// Reads the first `count` elements of a quad, at once if they fill an aligned quad. The others are 0.
+__device__ inline Quad load(const float* from, u32 count) {
+  if (count == 4 && (u64)from % 16 == 0) {
+    const float4 all = *(const float4*)from;
+    return Quad{{all.x, all.y, all.z, all.w}};
+  }
+  Quad quad;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) quad.at[i] = i < count ? from[i] : 0.0f;
+  return quad;
 }
 
-// Writes the first `count` elements of a pack, at once if they fill an aligned pack.
-template <int COUNT, typename Element>
-__device__ inline void write(Element* at, const Pack<Element, COUNT>& pack, u32 count) {
-  if (count == COUNT && (u64)at % sizeof(pack) == 0) {
-    *reinterpret_cast<Pack<Element, COUNT>*>(at) = pack;
-  } else {
-    for (u32 i = 0; i < count; ++i) at[i] = pack.element[i];
+// Writes the first `count` elements of a quad, at once if they fill an aligned quad.
+__device__ inline void store(float* to, const Quad& quad, u32 count) {
+  if (count == 4 && (u64)to % 16 == 0) {
+    *(float4*)to = make_float4(quad.at[0], quad.at[1], quad.at[2], quad.at[3]);
+    return;
   }
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i)
+    if (i < count) to[i] = quad.at[i];
 }
+
+#ifdef F16
+__device__ inline Quad load(const Value* from, u32 count) {
+  if (count == 4 && (u64)from % 8 == 0) {
+    const ushort4 all = *(const ushort4*)from;
+    return Quad{{widen(all.x), widen(all.y), widen(all.z), widen(all.w)}};
+  }
+  Quad quad;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) quad.at[i] = i < count ? widen(from[i]) : 0.0f;
+  return quad;
+}
+
+__device__ inline void store(Value* to, const Quad& quad, u32 count) {
+  if (count == 4 && (u64)to % 8 == 0) {
+    *(ushort4*)to = make_ushort4(narrow(quad.at[0]), narrow(quad.at[1]), narrow(quad.at[2]), narrow(quad.at[3]));
+    return;
+  }
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i)
+    if (i < count) to[i] = narrow(quad.at[i]);
+}
+#endif
 
 // out = sin(product + shift + terms[term_rows]). `product` has `rows` rows of `width` columns, and each of its rows adds
-// one row of `terms`. The rows of `out` are `out_stride` elements apart. One thread computes eight adjacent columns.
+// one row of `terms`. The rows of `out` are `out_stride` elements apart. One thread computes four adjacent columns.
 extern "C" __global__ void sine_rows(Value* out, u64 out_stride, const Value* product, const float* shift,
                                      const float* terms, const int* term_rows, u64 rows, u32 width) {
-  const u32 packs = (width + 7) / 8;
+  const u32 quads = (width + 3) / 4;
   const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  const u64 row = index / packs;
-  const u32 column = (u32)(index % packs) * 8;
+  const u64 row = index / quads;
+  const u32 column = (u32)(index % quads) * 4;
   if (row >= rows) return;
-  const u32 count = min(8, width - column);
-  const Pack<Value, 8> values = read<8>(product + row * width + column, count);
-  const Pack<float, 8> shifts = read<8>(shift + column, count);
-  const Pack<float, 8> term = read<8>(terms + (u64)term_rows[row] * width + column, count);
-  Pack<Value, 8> sines;
-  for (int i = 0; i < 8; ++i) sines.element[i] = narrow(sine(widen(values.element[i]) + shifts.element[i] + term.element[i]));
-  write(out + row * out_stride + column, sines, count);
+  const u32 count = min(4u, width - column);
+  const Quad values = load(product + row * width + column, count), shifts = load(shift + column, count);
+  const Quad term = load(terms + (u64)term_rows[row] * width + column, count);
+  Quad sines;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) sines.at[i] = sine(values.at[i] + shifts.at[i] + term.at[i]);
+  store(out + row * out_stride + column, sines, count);
 }
 
 // x <- predicted_share * x0 + kept * x + fresh * n, where n is standard normal noise, and
@@ -83,24 +110,20 @@ extern "C" __global__ void denoise(float* x, Value* narrow_x, const Value* condi
                                    u64 elements) {
   const Block block = draw_block(Draw{seed, stream, step, (u64)*first_sample, samples, elements});
   if (block.count == 0) return;
-  const Pack<Value, 4> with = read<4>(conditional + block.first, block.count);
-  const Pack<float, 4> offset = read<4>(bias + block.first % elements, block.count);
-  Pack<Value, 4> without, rounded;
-  Pack<float, 4> noised = read<4>(x + block.first, block.count);
-  if (unconditional) without = read<4>(unconditional + block.first, block.count);
+  const Quad with = load(conditional + block.first, block.count);
+  const Quad without = unconditional ? load(unconditional + block.first, block.count) : with;
+  const Quad offset = load(bias + block.first % elements, block.count), old = load(x + block.first, block.count);
   float noise[4];
-  if (fresh != 0.0f) {
-    normals(block.words, noise);
+  normals(block.words, noise);
+  Quad next;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    float clean = with.at[i] + offset.at[i];
+    if (unconditional) clean += (clean - (without.at[i] + offset.at[i])) * strength;
+    next.at[i] = clean * predicted_share;
+    if (kept != 0.0f) next.at[i] += old.at[i] * kept;
+    if (fresh != 0.0f) next.at[i] += noise[i] * fresh;
   }
-  for (int i = 0; i < 4; ++i) {
-    float clean = widen(with.element[i]) + offset.element[i];
-    if (unconditional) clean += (clean - (widen(without.element[i]) + offset.element[i])) * strength;
-    float next = clean * predicted_share;
-    if (kept != 0.0f) next += noised.element[i] * kept;
-    if (fresh != 0.0f) next += noise[i] * fresh;
-    noised.element[i] = next;
-    rounded.element[i] = narrow(next);
-  }
-  write(x + block.first, noised, block.count);
-  if (narrow_x) write(narrow_x + block.first, rounded, block.count);
+  store(x + block.first, next, block.count);
+  if (narrow_x) store(narrow_x + block.first, next, block.count);
 }

@@ -23,6 +23,8 @@ typedef bf16 T;
 // Rows that one block of `cosine` sums.
 #define ROWS_PER_SUM 64
 
+// All loops over a quad have constant bounds, so that quads stay in registers. With bounds that the compiler does not
+// know, NVRTC 13.0 can put two quads into the same local memory.
 struct Quad {
   float at[4];
 };
@@ -67,7 +69,9 @@ __device__ inline void store(float* to, const Quad& quad, u32 count) {
 #ifdef ALIGNED
   *(float4*)to = make_float4(quad.at[0], quad.at[1], quad.at[2], quad.at[3]);
 #else
-  for (u32 i = 0; i < count; ++i) to[i] = quad.at[i];
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i)
+    if (i < count) to[i] = quad.at[i];
 #endif
 }
 
@@ -75,7 +79,9 @@ __device__ inline void store(bf16* to, const Quad& quad, u32 count) {
 #ifdef ALIGNED
   *(ushort4*)to = make_ushort4(narrow(quad.at[0]), narrow(quad.at[1]), narrow(quad.at[2]), narrow(quad.at[3]));
 #else
-  for (u32 i = 0; i < count; ++i) to[i] = narrow(quad.at[i]);
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i)
+    if (i < count) to[i] = narrow(quad.at[i]);
 #endif
 }
 
@@ -377,7 +383,8 @@ extern "C" __global__ void distances(T* gradient_bd, float* statistics, const T*
   for (u32 column = 4 * threadIdx.x; column < dims; column += 4 * blockDim.x) {
     const u32 count = min(4u, dims - column);
     const Quad p = load(predicted_bd + first + column, count), y = load(truth_bd + first + column, count);
-    for (u32 i = 0; i < count; ++i) {
+    // Elements beyond the row are 0 in both quads, so they add nothing.
+    for (u32 i = 0; i < 4; ++i) {
       const float target = code_scale * y.at[i], error = p.at[i] - target;
       squares += error * error;
       magnitudes += fabsf(error);
