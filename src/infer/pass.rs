@@ -221,7 +221,9 @@ mod tests {
         tch::no_grad(|| {
             for (index, parameter) in denoiser.network.parameters().iter().enumerate() {
                 if parameter.name.contains("time.2") {
-                    let noise = normals(index as u16, 1, parameter.tensor.numel(), device) * 0.03;
+                    // The hidden layers have (L + 1)² numbers, so that scales and shifts have the same size at every degree.
+                    let size = 0.24 / f64::from(degree + 1);
+                    let noise = normals(index as u16, 1, parameter.tensor.numel(), device) * size;
                     parameter.tensor.shallow_clone().copy_(&noise.view(parameter.tensor.size().as_slice()));
                 }
             }
