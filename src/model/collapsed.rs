@@ -33,7 +33,7 @@ const MODULES: usize = 6;
 /// The network at the timesteps of a sampler.
 #[derive(Debug)]
 pub struct Collapsed {
-    modules: Vec<Module>,
+    modules: Vec<CollapsedModule>,
     /// For each timestep, the matrices A_t of all modules. `None` if they are formed when they are used.
     kept: Option<Vec<Vec<Tensor>>>,
     head_do: Tensor,
@@ -47,7 +47,7 @@ pub struct Collapsed {
 
 /// The factors of one module.
 #[derive(Debug)]
-struct Module {
+struct CollapsedModule {
     /// W_o in f32.
     out_oh: Tensor,
     /// W_x in the type of the matrix products.
@@ -126,7 +126,7 @@ impl Collapsed {
             let hidden_th = scales_th.f_mul(&x_bias_h?)?.f_add(&offsets_th)?;
             let shifts_to = hidden_th.f_matmul(&out_oh.f_tr()?)?.f_add(&out_bias_o?)?;
             let (x_hi, scales_th) = (weights.x.f_to_kind(kind)?.f_detach()?, scales_th.f_contiguous()?);
-            modules.push(Module { out_oh, x_hi, scales_th, shifts_to });
+            modules.push(CollapsedModule { out_oh, x_hi, scales_th, shifts_to });
         }
         let [weight, bias] = network.head_weights();
         let mut collapsed = Self {
@@ -149,7 +149,7 @@ impl Collapsed {
     /// The terms g(e) of images. `image` holds the terms that [`CsUnet::prepare`] computes for them.
     pub fn image_terms(&self, image: &Conditioned) -> Result<ImageTerms, ModelError> {
         let _without_gradients = tch::no_grad_guard();
-        let term = |(module, hidden_rh): (&Module, &Tensor)| -> Result<Tensor, ModelError> {
+        let term = |(module, hidden_rh): (&CollapsedModule, &Tensor)| -> Result<Tensor, ModelError> {
             Ok(mm_f32(&hidden_rh.f_to_kind(self.kind)?, &module.out_oh.f_to_kind(self.kind)?.f_tr()?)?)
         };
         Ok(ImageTerms(self.modules.iter().zip(image.terms()).map(term).collect::<Result<_, _>>()?))

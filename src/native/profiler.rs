@@ -76,8 +76,9 @@ mod tests {
         for _ in 0..2 {
             let (sum, calls) = profile(ProfiledDevice::Cpu, work).expect("libtorch has a profiler");
             assert_eq!(sum, f64::from(64 * 64 * 64));
-            let found = |name: &str| calls.iter().filter(|call| call.name == name && call.duration_ns > 0).count();
-            assert_eq!([found("aten::matmul"), found("aten::mm"), found("aten::sum")], [1, 1, 1], "{calls:?}");
+            // libtorch's `sum` calls itself with another list of dimensions.
+            let was_called = |name: &str| calls.iter().any(|call| call.name == name && call.duration_ns > 0);
+            assert!(["aten::matmul", "aten::mm", "aten::sum"].into_iter().all(was_called), "{calls:?}");
         }
     }
 }

@@ -91,7 +91,7 @@ pub fn run(
 }
 
 /// The batch of a step that was launched.
-struct Launched {
+struct LaunchedStep {
     /// Position in the data after this batch.
     next: Position,
     /// How long the trainer waited for the batch.
@@ -113,7 +113,7 @@ struct Training<'a> {
     step: u64,
     /// Number of steps that were launched.
     launched: u64,
-    in_flight: VecDeque<Launched>,
+    in_flight: VecDeque<LaunchedStep>,
     /// Whether this rank has given up a step, because it was asked to stop while it waited for rows.
     gave_up: bool,
     skipped_steps: u64,
@@ -314,13 +314,13 @@ impl<'a> Training<'a> {
             }
         }
         self.launched += 1;
-        self.in_flight.push_back(Launched { next: self.batches.position(), waited });
+        self.in_flight.push_back(LaunchedStep { next: self.batches.position(), waited });
         Ok(())
     }
 
     /// Waits for the oldest step that is in flight. Every `train.replica_check_every` steps, the ranks compare their
     /// replicas.
-    fn finish(&mut self) -> Result<(StepOutcome, Launched), TrainError> {
+    fn finish(&mut self) -> Result<(StepOutcome, LaunchedStep), TrainError> {
         let outcome = self.trainer.finish()?;
         let every = self.job.config.train.replica_check_every;
         if is_due(every, outcome.step) && !outcome.requests.is_void {

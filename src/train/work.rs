@@ -16,6 +16,7 @@ mod codes;
 mod explicit;
 mod feed;
 #[cfg(test)]
+#[allow(clippy::print_stdout, reason = "tests print what they measured")]
 mod gpu_tests;
 
 use locdiff_core::config::RunConfig;
@@ -48,12 +49,12 @@ pub(super) struct Work {
     pub(super) tensor: Option<Group>,
     pub(super) config: RunConfig,
     pub(super) loss: Loss,
-    engine: Engine,
+    engine: StepEngine,
 }
 
 /// How gradients are computed and weights are updated.
 #[derive(Debug)]
-enum Engine {
+enum StepEngine {
     Autograd(Box<Autograd>),
     Explicit(Box<Explicit>),
 }
@@ -120,13 +121,13 @@ impl Work {
             Some(kind) => {
                 let (engine, moments, ema) =
                     Explicit::new(config, &mut network, &schedule, loss.clone(), ranks.data(), kind)?;
-                (Engine::Explicit(Box::new(engine)), moments, ema)
+                (StepEngine::Explicit(Box::new(engine)), moments, ema)
             }
             None => {
                 let parameters = network.parameters().tensors();
                 let ema = parameters.iter().map(duplicate).collect::<Result<_, _>>()?;
                 let engine = Autograd::new(config, &network, schedule, loss.clone(), ranks)?;
-                (Engine::Autograd(Box::new(engine)), Moments::zeros(&parameters), ema)
+                (StepEngine::Autograd(Box::new(engine)), Moments::zeros(&parameters), ema)
             }
         };
         Ok(Self {
@@ -145,35 +146,35 @@ impl Work {
     /// The name of the engine.
     pub(super) fn path(&self) -> &'static str {
         match &self.engine {
-            Engine::Autograd(_) => "autograd",
-            Engine::Explicit(_) => "explicit",
+            StepEngine::Autograd(_) => "autograd",
+            StepEngine::Explicit(_) => "explicit",
         }
     }
 
     /// Whether a step can be launched before the result of the previous step is known.
     pub(super) fn can_run_ahead(&self) -> bool {
-        matches!(self.engine, Engine::Explicit(_))
+        matches!(self.engine, StepEngine::Explicit(_))
     }
 
     /// The form of the current batch.
     pub(super) fn form(&self) -> &Form {
         match &self.engine {
-            Engine::Autograd(engine) => &engine.feed.form,
-            Engine::Explicit(engine) => engine.form(),
+            StepEngine::Autograd(engine) => &engine.feed.form,
+            StepEngine::Explicit(engine) => engine.form(),
         }
     }
 
     /// Sets the inputs of step `step`, counted from 0.
     pub(super) fn take(&mut self, step: u64, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
         match &mut self.engine {
-            Engine::Autograd(engine) => engine.take(step, batch, numbers),
-            Engine::Explicit(engine) => engine.take(step, batch, numbers),
+            StepEngine::Autograd(engine) => engine.take(step, batch, numbers),
+            StepEngine::Explicit(engine) => engine.take(step, batch, numbers),
         }
     }
 
     /// Drops the reference to the batch on the CPU, so that the memory of the batch can be reused.
     pub(super) fn release(&mut self) {
-        if let Engine::Autograd(engine) = &mut self.engine {
+        if let StepEngine::Autograd(engine) = &mut self.engine {
             engine.feed.release();
         }
     }
@@ -181,8 +182,8 @@ impl Work {
     /// Must be called after the weights of the network were changed by something other than a step.
     pub(super) fn weights_changed(&mut self) -> Result<(), TrainError> {
         match &mut self.engine {
-            Engine::Autograd(_) => Ok(()),
-            Engine::Explicit(engine) => engine.weights_changed(),
+            StepEngine::Autograd(_) => Ok(()),
+            StepEngine::Explicit(engine) => engine.weights_changed(),
         }
     }
 
@@ -196,24 +197,24 @@ impl Work {
     /// the last backward pass is running. Otherwise, each rank keeps its own gradients until [`Work::conclude`].
     pub(super) fn compute_gradients(&mut self, reduces: bool) -> Result<LocalLosses, TrainError> {
         match &mut self.engine {
-            Engine::Autograd(engine) => engine.compute_gradients(&self.network, &self.codes, reduces),
-            Engine::Explicit(engine) => engine.compute_gradients(&self.codes, reduces),
+            StepEngine::Autograd(engine) => engine.compute_gradients(&self.network, &self.codes, reduces),
+            StepEngine::Explicit(engine) => engine.compute_gradients(&self.codes, reduces),
         }
     }
 
     /// Finishes the reduction of the gradients, and updates the weights.
     pub(super) fn conclude(&mut self, losses: LocalLosses) -> Result<Report, TrainError> {
         match &mut self.engine {
-            Engine::Autograd(engine) => engine.conclude(&self.network, &mut self.moments, &self.ema, losses),
-            Engine::Explicit(engine) => engine.conclude(losses),
+            StepEngine::Autograd(engine) => engine.conclude(&self.network, &mut self.moments, &self.ema, losses),
+            StepEngine::Explicit(engine) => engine.conclude(losses),
         }
     }
 
     /// The gradients as flat tensors.
     pub(super) fn gradients(&self) -> Vec<Tensor> {
         match &self.engine {
-            Engine::Autograd(engine) => engine.gradients(),
-            Engine::Explicit(engine) => vec![engine.gradient().shallow_clone()],
+            StepEngine::Autograd(engine) => engine.gradients(),
+            StepEngine::Explicit(engine) => vec![engine.gradient().shallow_clone()],
         }
     }
 

@@ -22,8 +22,8 @@ use locdiff_core::config::RunConfig;
 use locdiff_core::random::{Philox, Stream, mask_threshold};
 use tch::{Device, Kind, Tensor};
 
-use self::flat::{Layers, Layout};
-use self::inputs::Inputs;
+use self::flat::{FlatLayout, Layers};
+use self::inputs::StepInputs;
 use self::kernels::{Kernels, square_sums};
 use super::codes::{Codes, Points};
 use super::feed::{Form, StepNumbers};
@@ -45,13 +45,13 @@ const CONTROL: i64 = 6;
 #[derive(Debug)]
 pub(super) struct Explicit {
     kernels: Kernels,
-    layout: Layout,
+    layout: FlatLayout,
     modules: Vec<ModuleShape>,
     device: Device,
     second_stream: CudaStream,
     /// Type of activations and rounded weights.
     kind: Kind,
-    state: State,
+    state: FlatState,
     /// The rounded weights.
     layers: Layers,
     /// The gradient of the last micro-batch.
@@ -65,7 +65,7 @@ pub(super) struct Explicit {
     deviation_e: Tensor,
     signal_t: Tensor,
     noise_t: Tensor,
-    inputs: Inputs,
+    inputs: StepInputs,
     loss: Loss,
     philox: Philox,
     kept_threshold: u64,
@@ -79,7 +79,7 @@ pub(super) struct Explicit {
 
 /// The flat state of training.
 #[derive(Debug)]
-struct State {
+struct FlatState {
     weights: Tensor,
     average: Tensor,
     first_moments: Tensor,
@@ -89,7 +89,7 @@ struct State {
     updates: Tensor,
 }
 
-/// A micro-batch: its number of rows, and its part of the [`Inputs`].
+/// A micro-batch: its number of rows, and its part of the [`StepInputs`].
 #[derive(Debug)]
 struct Micro {
     rows: i64,
@@ -111,7 +111,7 @@ impl Explicit {
     ) -> Result<(Self, Moments, Vec<Tensor>), TrainError> {
         let (device, architecture) = (network.placement().device, network.architecture().clone());
         let modules = architecture.modules().to_vec();
-        let layout = Layout::new(modules.clone(), network.parameters());
+        let layout = FlatLayout::new(modules.clone(), network.parameters());
         let zeros = |kind: Kind| Tensor::f_zeros([layout.elements], (kind, device));
         let weights = zeros(Kind::Float)?;
         network.parameters_mut().move_into(layout.parameters(&weights)?)?;
@@ -140,14 +140,14 @@ impl Explicit {
             time_embedding: network.time_embedding().f_to_kind(kind)?,
             signal_t: forward.signal().f_contiguous()?,
             noise_t: forward.noise().f_contiguous()?,
-            inputs: Inputs::new(device, philox, config.diffusion.timesteps, config.train.micro_batch)?,
+            inputs: StepInputs::new(device, philox, config.diffusion.timesteps, config.train.micro_batch)?,
             kept_threshold: mask_threshold(1.0 - config.diffusion.condition_drop)?,
             dropout_threshold: mask_threshold(1.0 - config.model.dropout)?,
             dropout_factor: (1.0 / (1.0 - config.model.dropout)) as f32,
             data: data.clone(),
             pending: Vec::new(),
             config: config.clone(),
-            state: State { weights, average, first_moments, second_moments, rounded, updates },
+            state: FlatState { weights, average, first_moments, second_moments, rounded, updates },
             second_stream: CudaStream::from_pool(Priority::Normal)?,
             layout,
             modules,
@@ -172,7 +172,7 @@ impl Explicit {
 
     /// Rounds the weights anew, after something other than a step has changed them.
     pub(super) fn weights_changed(&mut self) -> Result<(), TrainError> {
-        let State { weights, rounded, .. } = &mut self.state;
+        let FlatState { weights, rounded, .. } = &mut self.state;
         Ok(rounded.f_copy_(weights)?)
     }
 

@@ -25,7 +25,7 @@ const ALIGNMENT: i64 = 64;
 
 /// Where each parameter lies in a flat buffer.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct FlatLayout {
     modules: Vec<ModuleShape>,
     /// Position and shape of each parameter, in the order of the parameters.
     slots: Vec<(i64, Vec<i64>)>,
@@ -38,7 +38,7 @@ pub(super) struct Layout {
 
 /// Weight and bias of a linear layer, as views of a flat buffer.
 #[derive(Debug)]
-pub(super) struct Linear {
+pub(super) struct FlatLinear {
     pub(super) weight: Tensor,
     pub(super) bias: Tensor,
 }
@@ -47,11 +47,11 @@ pub(super) struct Linear {
 #[derive(Debug)]
 pub(super) struct Layers {
     /// The image layers of all modules.
-    pub(super) image: Linear,
+    pub(super) image: FlatLinear,
     /// The first time layers of all modules.
-    pub(super) time_in: Linear,
+    pub(super) time_in: FlatLinear,
     pub(super) modules: Vec<ModuleLayers>,
-    pub(super) head: Linear,
+    pub(super) head: FlatLinear,
     /// The biases of the output layers of all modules.
     pub(super) out_biases: Tensor,
 }
@@ -59,14 +59,14 @@ pub(super) struct Layers {
 /// The layers of one module, as views of a flat buffer.
 #[derive(Debug)]
 pub(super) struct ModuleLayers {
-    pub(super) x: Linear,
-    pub(super) out: Linear,
-    pub(super) time_out: Linear,
+    pub(super) x: FlatLinear,
+    pub(super) out: FlatLinear,
+    pub(super) time_out: FlatLinear,
     /// The part of the biases of all image layers that belongs to this module.
     pub(super) image_bias: Tensor,
 }
 
-impl Layout {
+impl FlatLayout {
     pub(super) fn new(modules: Vec<ModuleShape>, parameters: &Parameters) -> Self {
         let shapes: Vec<Vec<i64>> = parameters.iter().map(|parameter| parameter.tensor.size()).collect();
         let numbers = |part: usize| (0..modules.len()).map(|module| module * OF_MODULE + part).collect::<Vec<_>>();
@@ -110,11 +110,11 @@ impl Layout {
         let hidden: i64 = self.modules.iter().map(|module| module.hidden).sum();
         let output: i64 = self.modules.iter().map(|module| module.output).sum();
         let one = |index: usize| view(flat, self.slots[index].0, &self.slots[index].1);
-        let linear = |index: usize| Ok::<_, TrainError>(Linear { weight: one(index)?, bias: one(index + 1)? });
+        let linear = |index: usize| Ok::<_, TrainError>(FlatLinear { weight: one(index)?, bias: one(index + 1)? });
         let joined = |part: usize| {
             let (at, shape) = &self.slots[part];
             let weight = view(flat, *at, &[hidden, shape[1]])?;
-            Ok::<_, TrainError>(Linear { weight, bias: view(flat, self.slots[part + 1].0, &[hidden])? })
+            Ok::<_, TrainError>(FlatLinear { weight, bias: view(flat, self.slots[part + 1].0, &[hidden])? })
         };
         let module = |index: usize| {
             let first = index * OF_MODULE;

@@ -25,7 +25,7 @@ const ARRAYS_AT: i64 = 64;
 
 /// The inputs of a step.
 #[derive(Debug)]
-pub(super) struct Inputs {
+pub(super) struct StepInputs {
     device: Device,
     philox: Philox,
     timesteps: u32,
@@ -70,7 +70,7 @@ impl Stage {
     }
 }
 
-impl Inputs {
+impl StepInputs {
     pub(super) fn new(device: Device, philox: Philox, timesteps: u32, micro_batch: u32) -> Result<Self, TrainError> {
         let none = || Tensor::new();
         Ok(Self {

@@ -75,32 +75,32 @@ impl Kernels {
 
     /// Launches a kernel whose threads process four adjacent columns of a row each. The kernel takes the number of rows
     /// and of columns as its last arguments.
-    pub(super) fn per_quad(&self, name: &str, [rows, width]: [i64; 2], mut arguments: Vec<Arg<'_>>) -> Launched {
+    pub(super) fn per_quad(&self, name: &str, [rows, width]: [i64; 2], mut arguments: Vec<Arg<'_>>) -> LaunchResult {
         arguments.extend([rows, width].map(|size| Arg::U32(size as u32)));
         let quads = rows as u32 * (width as u32).div_ceil(COLUMNS);
         self.launch(name, [quads.div_ceil(THREADS), 1], [THREADS, 1], &arguments)
     }
 
     /// Launches a kernel that sums columns. `sums` is the number of sums of each column.
-    pub(super) fn per_column(&self, name: &str, width: i64, sums: u32, arguments: &[Arg<'_>]) -> Launched {
+    pub(super) fn per_column(&self, name: &str, width: i64, sums: u32, arguments: &[Arg<'_>]) -> LaunchResult {
         let blocks = (width as u32).div_ceil(COLUMNS * LANES);
         let groups = if sums == 1 { GROUPS_MAX } else { GROUPS };
         self.launch(name, [blocks, sums], [LANES, groups], arguments)
     }
 
     /// Launches a kernel with one block per row, or with a single block for `rows` = 1.
-    pub(super) fn per_row(&self, name: &str, rows: i64, arguments: &[Arg<'_>]) -> Launched {
+    pub(super) fn per_row(&self, name: &str, rows: i64, arguments: &[Arg<'_>]) -> LaunchResult {
         self.launch(name, [rows as u32, 1], [THREADS, 1], arguments)
     }
 
     /// Launches a kernel with one thread per item.
-    pub(super) fn per_item(&self, name: &str, items: i64, arguments: &[Arg<'_>]) -> Launched {
+    pub(super) fn per_item(&self, name: &str, items: i64, arguments: &[Arg<'_>]) -> LaunchResult {
         self.launch(name, [(items as u32).div_ceil(THREADS), 1], [THREADS, 1], arguments)
     }
 }
 
 /// The result of a launch.
-pub(super) type Launched = Result<(), NativeError>;
+pub(super) type LaunchResult = Result<(), NativeError>;
 
 /// Number of groups of rows that the kernel `cosine` sums.
 pub(super) fn row_groups(rows: i64) -> u32 {

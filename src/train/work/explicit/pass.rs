@@ -113,7 +113,7 @@ impl Explicit {
     }
 
     /// Computes the gradient of a micro-batch. `arrived` is called with the number of each part of the gradient
-    /// ([`Layout::arrivals`](super::flat::Layout)) when its kernels are launched. Returns the losses of each row.
+    /// ([`FlatLayout::arrivals`](super::flat::FlatLayout)) when its kernels are launched. Returns the losses of each row.
     pub(super) fn pass(
         &self,
         micro: &Micro,
