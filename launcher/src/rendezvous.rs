@@ -31,7 +31,7 @@ impl NodeWorkers {
         }
         check_tensor_split(workers, parallel.tensor)?;
         check_interface(&config.network.interface)?;
-        let threads_auto = if on_cuda { 1 } else { (cores() / workers).max(1) };
+        let threads_auto = if on_cuda { 1 } else { (cores() / workers).clamp(1, 1024) };
         let threads = config.train.threads.value().unwrap_or(threads_auto);
         let slot =
             |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: on_cuda.then(|| rank % gpus), threads };

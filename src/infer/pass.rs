@@ -46,11 +46,12 @@ impl Engine {
             let _without_gradients = tch::no_grad_guard();
             let mut start = || blocks.next().map(|block| self.start_block(block?, &mut chains)).transpose();
             let mut next = || -> Result<Option<Located>, InferError> {
-                let current = if started.is_some() { started.take() } else { start()? };
-                if self.device().is_cuda() {
-                    started = start()?;
-                }
+                let current = started.take().unwrap_or_else(&mut start)?;
                 let Some(Started { block, embeddings_ive, sampled }) = current else { return Ok(None) };
+                if self.device().is_cuda() {
+                    // If this fails, the answers of the current block come first.
+                    started = Some(start());
+                }
                 let samples = self.finish(&block, sampled)?;
                 pulse::advance();
                 Ok(Some(Located { block, embeddings_ive, samples }))

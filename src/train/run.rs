@@ -68,6 +68,7 @@ pub fn run(
             break;
         }
         if training.trainer.in_flight() > 0 {
+            report_parts(training.writer.poll()?, send)?;
             training.observer.add_times(started.elapsed(), Duration::ZERO, Duration::ZERO);
             continue;
         }
@@ -261,9 +262,9 @@ impl<'a> Training<'a> {
         self.trainer.in_flight() > usize::from(!is_alone)
     }
 
-    /// Waits for the next batch. Returns `None` if this rank has already given up a step, or if the launcher has asked to
-    /// stop and the batch does not come within [`DATA_PATIENCE`]. In a step with a replay check, waits without a limit. `hangs` injects a fault: the batch
-    /// never comes.
+    /// Waits for the next batch. Returns `None` if this rank has already given up a step, or if the launcher has asked
+    /// to stop and the batch does not come within [`DATA_PATIENCE`]. In a step with a replay check, waits without a
+    /// limit. `hangs` injects a fault: the batch never comes.
     fn next_batch(&mut self, hangs: bool) -> Result<Option<Batch>, TrainError> {
         let _phase = pulse::enter(WorkPhase::Data);
         if self.gave_up {

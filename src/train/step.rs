@@ -89,6 +89,14 @@ struct InFlight {
     done: Option<CudaEvent>,
 }
 
+impl InFlight {
+    /// Waits until the device has finished the step. The wait ends with an error after `timeout`, the time limit of a
+    /// collective, because collectives on a stream have no other timeout.
+    fn wait(&self, timeout: Duration) -> Result<(), WaitError> {
+        self.done.as_ref().map_or(Ok(()), |done| done.wait_for(timeout))
+    }
+}
+
 /// A step, recorded as a CUDA graph.
 #[derive(Debug)]
 struct Recorded {
@@ -181,10 +189,15 @@ impl Trainer {
         let Some(oldest) = self.in_flight.pop_front() else {
             return Err(TrainError::Config("no step was launched".to_owned()));
         };
-        // The wait ends with an error after the time limit of a collective, because collectives on a stream have no
-        // other timeout.
-        match oldest.done.as_ref().map_or(Ok(()), |done| done.wait_for(self.timeout)) {
-            Ok(()) => self.outcome(&oldest),
+        let waited = oldest.wait(self.timeout);
+        self.check_wait(waited)?;
+        self.outcome(&oldest)
+    }
+
+    /// Converts the result of a wait. Gives up the step if the wait has timed out.
+    fn check_wait(&mut self, waited: Result<(), WaitError>) -> Result<(), TrainError> {
+        match waited {
+            Ok(()) => Ok(()),
             Err(WaitError::TimedOut(after)) => {
                 let recorded = self.recorded.take();
                 Err(self.give_up(recorded, after))
@@ -319,6 +332,9 @@ impl Trainer {
             self.eager.1 += 1;
             return Ok(());
         }
+        // A recording waits for the device without a timeout, so wait for the steps in flight first.
+        let waited = self.in_flight.back().map_or(Ok(()), |newest| newest.wait(self.timeout));
+        self.check_wait(waited)?;
         // Free the device memory that the eager steps left in the allocator's cache. The graph allocates its own memory
         // and cannot use the cache.
         cuda::empty_cache()?;

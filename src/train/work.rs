@@ -18,6 +18,7 @@ mod feed;
 #[cfg(test)]
 #[allow(clippy::print_stdout, reason = "tests print what they measured")]
 mod gpu_tests;
+mod report;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::random::Philox;
@@ -27,6 +28,8 @@ use self::autograd::Autograd;
 pub(super) use self::codes::{Codes, Points};
 use self::explicit::Explicit;
 pub(super) use self::feed::{Form, Requests, StepNumbers};
+use self::report::LocalLosses;
+pub(super) use self::report::Report;
 use super::error::TrainError;
 use crate::comm::{Communicator, Group};
 use crate::diffusion::NoiseSchedule;
@@ -57,33 +60,6 @@ pub(super) struct Work {
 enum StepEngine {
     Autograd(Box<Autograd>),
     Explicit(Box<Explicit>),
-}
-
-/// The losses of this rank's rows, before the reduction over ranks.
-#[derive(Debug)]
-pub(super) struct LocalLosses {
-    /// Six f64 values: the sums over this rank's rows of the five losses in a [`Report`], divided by the number of rows
-    /// of the global batch, and this rank's encoded requests.
-    sums: Tensor,
-    /// Six f64 values: the mean losses of the last micro-batch, and the largest finite logit ([`Losses::largest`](crate::loss::Losses::largest)).
-    last: Tensor,
-}
-
-/// The results of a step, as f64 values.
-#[derive(Debug)]
-pub(super) struct Report {
-    /// In this order:
-    /// - five mean losses over the global batch: total, KL, L2, L1, cosine,
-    /// - the sum of the encoded requests of all ranks ([`Requests`]),
-    /// - the squared norm of the gradient,
-    /// - six values of this rank's last micro-batch: the same five losses, and the largest finite logit
-    ///   ([`Losses::largest`](crate::loss::Losses::largest)).
-    pub(super) numbers: Tensor,
-}
-
-impl Report {
-    /// Number of values.
-    pub(super) const NUMBERS: i64 = 13;
 }
 
 impl Work {

@@ -49,6 +49,7 @@ __device__ inline Quad load(const float* from, u32 count) {
   return Quad{{all.x, all.y, all.z, all.w}};
 #else
   Quad quad;
+#pragma unroll
   for (u32 i = 0; i < 4; ++i) quad.at[i] = i < count ? from[i] : 0.0f;
   return quad;
 #endif
@@ -60,6 +61,7 @@ __device__ inline Quad load(const bf16* from, u32 count) {
   return Quad{{widened(all.x), widened(all.y), widened(all.z), widened(all.w)}};
 #else
   Quad quad;
+#pragma unroll
   for (u32 i = 0; i < 4; ++i) quad.at[i] = i < count ? widened(from[i]) : 0.0f;
   return quad;
 #endif
@@ -464,11 +466,10 @@ extern "C" __global__ void divergence(T* gradient_ba, float* statistics, const f
   for (u32 a = threadIdx.x; a < anchors; a += blockDim.x) {
     const float q = z[a] * logit_scale - z_log, p = y[a] - y_log;
     const float slope = forward ? expf(q) - expf(p) : expf(q) * (q - p - total);
-    const Quad value = {{weight * logit_scale * slope, 0.0f, 0.0f, 0.0f}};
 #ifdef WIDE
-    gradient_ba[(size_t)row * anchors + a] = value.at[0];
+    gradient_ba[(size_t)row * anchors + a] = weight * logit_scale * slope;
 #else
-    gradient_ba[(size_t)row * anchors + a] = narrow(value.at[0]);
+    gradient_ba[(size_t)row * anchors + a] = narrow(weight * logit_scale * slope);
 #endif
   }
 }
@@ -553,11 +554,11 @@ struct Control {
   float average;    // weight of the new parameters in the moving average
 };
 
-// Decides how to update: adds up the partial sums of squares, and counts the update unless the gradient or the sums of
-// the ranks are not finite. `numbers` receives the six sums and the squared norm. One block.
+// Decides how to update: adds up the partial sums of squares, and counts the update unless the gradient is not finite or
+// a rank has no rows. `numbers` receives the six sums and the squared norm. One block.
 extern "C" __global__ void prepare_update(Control* control, double* numbers, float* updates, const float* squares,
                                           u32 blocks, const double* sums, const float* learning_rate, float clip_norm,
-                                          float beta1, float beta2, float weight_decay, float average_decay) {
+                                          float beta1, float beta2, float weight_decay, float average_min) {
   double squared = 0.0;
   for (u32 i = threadIdx.x; i < blocks; i += blockDim.x) squared += (double)squares[i];
   squared = sum_block(squared);
@@ -565,7 +566,7 @@ extern "C" __global__ void prepare_update(Control* control, double* numbers, flo
   // The request of a rank without rows is NaN. Then nothing may change.
   squared += 0.0 * sums[5];
   for (u32 i = 0; i < 6; ++i) numbers[i] = sums[i];
-  numbers[6] = squared;
+  numbers[6] = (double)(float)squared;  // not finite exactly if the update is skipped
   const bool skip = !isfinite((float)squared);
   const float before = *updates, rate = *learning_rate;
   const double count = (double)before + 1.0;
@@ -575,7 +576,7 @@ extern "C" __global__ void prepare_update(Control* control, double* numbers, flo
   control->decay = 1.0f - rate * weight_decay;
   control->step_size = (float)((double)rate / (1.0 - pow((double)beta1, count)));
   control->correction = (float)sqrt(1.0 - pow((double)beta2, count));
-  control->average = (float)(1.0 - fmin((double)average_decay, count / (count + 9.0)));
+  control->average = fmaxf(average_min, (float)(9.0 / (count + 9.0)));
 }
 
 template <typename G>

@@ -16,7 +16,7 @@ use tch::{Kind, Tensor};
 
 use super::codes::Codes;
 use super::feed::{Feed, StepNumbers};
-use super::{LocalLosses, Report};
+use super::report::{LocalLosses, Report};
 use crate::comm::{Buckets, CollectiveFailure, CommError, Communicator, Group, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
 use crate::loss::{Inputs, Loss, Losses};

@@ -27,7 +27,7 @@ use self::inputs::StepInputs;
 use self::kernels::{Kernels, square_sums};
 use super::codes::{Codes, Points};
 use super::feed::{Form, StepNumbers};
-use super::{LocalLosses, Report};
+use super::report::{LocalLosses, Report};
 use crate::comm::{Group, Pending, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule};
 use crate::loss::Loss;
@@ -115,7 +115,8 @@ impl Explicit {
         let zeros = |kind: Kind| Tensor::f_zeros([layout.elements], (kind, device));
         let weights = zeros(Kind::Float)?;
         network.parameters_mut().move_into(layout.parameters(&weights)?)?;
-        let average = super::duplicate(&weights)?;
+        let mut average = weights.f_empty_like()?;
+        average.f_copy_(&weights)?;
         let rounded = if kind == Kind::Float { weights.shallow_clone() } else { weights.f_to_kind(kind)? };
         let (first_moments, second_moments, gradient) = (zeros(Kind::Float)?, zeros(Kind::Float)?, zeros(kind)?);
         let updates = Tensor::f_zeros([], (Kind::Float, device))?;
@@ -275,7 +276,7 @@ impl Explicit {
             Arg::F32(train.beta1 as f32),
             Arg::F32(train.beta2 as f32),
             Arg::F32(train.weight_decay as f32),
-            Arg::F32(train.ema_decay as f32),
+            Arg::F32((1.0 - train.ema_decay) as f32),
         ];
         self.kernels.per_row("prepare_update", 1, &arguments)?;
         let state = &self.state;

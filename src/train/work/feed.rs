@@ -22,11 +22,13 @@ pub(in crate::train) struct Form {
     pub(super) slice: Range<u64>,
     /// Number of rows of the global batch.
     pub(super) global_batch: u32,
+    /// How often the memory of the inputs was allocated anew. A recorded step must not read the old memory.
+    pub(super) allocations: u64,
 }
 
 impl Form {
     pub(super) fn of(batch: &Batch) -> Self {
-        Self { slice: batch.slice.clone(), global_batch: batch.position.global_batch }
+        Self { slice: batch.slice.clone(), global_batch: batch.position.global_batch, allocations: 0 }
     }
 }
 
@@ -34,7 +36,7 @@ impl Form {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::train) struct StepNumbers {
     pub(in crate::train) learning_rate: f64,
-    /// Weight of the new parameters in the moving average.
+    /// Weight of the new parameters in the moving average. The explicit engine computes it on the device instead.
     pub(in crate::train) average_weight: f64,
     /// The requests of this rank.
     pub(in crate::train) requests: Requests,

@@ -102,9 +102,9 @@ impl StepInputs {
 
     /// Sets the inputs of step `step`, counted from 0. The host does not wait for the device.
     pub(super) fn take(&mut self, step: u64, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
-        let form = Form::of(batch);
-        if form != self.form || self.image_be.size() != batch.embeddings.size() {
-            self.form = form;
+        self.form = Form { allocations: self.form.allocations, ..Form::of(batch) };
+        // Keep the memory as long as its size is right, because a recorded step reads its addresses.
+        if self.image_be.size() != batch.embeddings.size() {
             self.allocate(&batch.embeddings.size())?;
         }
         // Report invalid coordinates here, because the device cannot.
@@ -142,9 +142,13 @@ impl StepInputs {
         let block = || Tensor::f_zeros([size], (Kind::Uint8, self.device));
         let images = || Tensor::f_zeros(embeddings, (Kind::Half, self.device));
         (self.bytes, self.image_be) = (block()?, images()?);
+        let compute = CudaStream::current()?;
         for stage in &mut self.stages {
             (stage.bytes, stage.image_be) = (block()?, images()?);
+            // The memory may belong to earlier work of this stream, and it is set to zero on this stream.
+            stage.emptied.record(&compute)?;
         }
+        self.form.allocations += 1;
         let part = |at: i64, bytes: i64, kind: Kind| self.bytes.f_narrow(0, at, bytes)?.f_view_dtype(kind);
         self.step = part(0, 8, Kind::Int64)?;
         self.first_sums = part(SUMS_AT, 48, Kind::Double)?;

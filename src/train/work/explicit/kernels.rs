@@ -43,8 +43,11 @@ const COLUMNS: u32 = 4;
 const LANES: u32 = 32;
 const GROUPS_MAX: u32 = 32;
 const ROWS_PER_SUM: u32 = 64;
-/// Number of rows that a block sums at the same time, if there are many blocks.
+/// Number of rows that a block sums at the same time.
 const GROUPS: u32 = 8;
+/// Kernels with only one sum for each column. They have few blocks, so that each block sums [`GROUPS_MAX`] rows at the
+/// same time.
+const WITH_ONE_SUM: [&str; 3] = ["column_sums", "table_biases", "silu_backward"];
 /// Must equal ELEMENTS_PER_SUM of step.cu.
 const ELEMENTS_PER_SUM: i64 = 16_384;
 
@@ -84,7 +87,7 @@ impl Kernels {
     /// Launches a kernel that sums columns. `sums` is the number of sums of each column.
     pub(super) fn per_column(&self, name: &str, width: i64, sums: u32, arguments: &[Arg<'_>]) -> LaunchResult {
         let blocks = (width as u32).div_ceil(COLUMNS * LANES);
-        let groups = if sums == 1 { GROUPS_MAX } else { GROUPS };
+        let groups = if WITH_ONE_SUM.contains(&name) { GROUPS_MAX } else { GROUPS };
         self.launch(name, [blocks, sums], [LANES, groups], arguments)
     }
 
