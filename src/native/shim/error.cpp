@@ -14,3 +14,8 @@ int fail(const std::string& text) {
 
 // The text of the calling thread's last failure. The pointer is valid until the thread's next failure.
 extern "C" const char* locdiff_last_error() { return last_error.c_str(); }
+
+// The error that every CUDA function returns in the CPU variant.
+extern "C" int locdiff_no_cuda() {
+  return locdiff::fail("this build has no CUDA; rebuild with `LOCDIFF_CUDA=1 make build`");
+}
