@@ -37,10 +37,11 @@ impl Differences {
     }
 }
 
-/// Compares two configurations field by field. If `train.threads` is "auto" in the new one, the run keeps its number.
+/// Compares two configurations field by field. If `train.threads` is "auto" in one of them, the number of threads does
+/// not count as a difference.
 pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
     let mut is = is.clone();
-    if is.train.threads == AutoOr::Auto {
+    if [was.train.threads, is.train.threads].contains(&AutoOr::Auto) {
         is.train.threads = was.train.threads;
     }
     let (was, is) = (leaves(was), leaves(&is));
