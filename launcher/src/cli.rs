@@ -263,6 +263,9 @@ pub enum BenchVerb {
         /// Number of images.
         #[arg(long, value_name = "N", default_value_t = 2997, value_parser = number::<u32>(1, U32_MAX))]
         images: u32,
+        /// Also print the time of each operator (CPU) or kernel (GPU).
+        #[arg(long)]
+        profile: bool,
     },
     /// Benchmark reading shards on one core, compared with pyarrow.
     Shards {

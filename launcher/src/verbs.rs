@@ -57,7 +57,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Bench(BenchVerb::Shards { python }) => shards::bench(python.clone(), global, output),
         Verb::Bench(BenchVerb::Shdd) => bench_shdd::run(global, output),
         Verb::Bench(BenchVerb::Train(request)) => bench_speed::train(request, global, output),
-        Verb::Bench(BenchVerb::Sample { images }) => bench_speed::sample(*images, global, output),
+        Verb::Bench(BenchVerb::Sample { images, profile }) => bench_speed::sample(*images, *profile, global, output),
         Verb::Eval(request) => eval::run(request, global, output),
         Verb::Train { new, inject } => train::run(inject, *new, global, output),
         Verb::Shards(verb) => shards::run(verb, global, output),

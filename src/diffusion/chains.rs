@@ -56,7 +56,7 @@ impl Chains {
             x_nd,
             input_nd,
             first: Tensor::f_zeros([1], (Kind::Int64, device))?,
-            kernel: if device.is_cuda() { Some(sampler_kernel("denoise", kind)?) } else { None },
+            kernel: if device.is_cuda() { Some(sampler_kernel("denoise", kind, [dims as i64])?) } else { None },
         })
     }
 

@@ -27,7 +27,7 @@ fn open_rows(job: &EvalJob, worker: &WorkerSlot) -> Result<ImageRows, InferError
     if let Device::Cuda(index) = device(worker) {
         cuda::set_device(index)?;
     }
-    Ok(ImageRows::open(&job.data, &job.config)?.in_blocks_for(device(worker)))
+    Ok(ImageRows::open(&job.data, &job.config)?.in_blocks_for(device(worker), job.config.eval.samples))
 }
 
 fn open_retrieval(

@@ -27,6 +27,6 @@ pub mod trained;
 pub use engine::Engine;
 pub use error::InferError;
 pub use pass::Located;
-pub use rows::{BLOCK_IMAGES, GPU_BLOCK_IMAGES, Image, ImageBlock, ImageRows};
+pub use rows::{BLOCK_IMAGES, Image, ImageBlock, ImageRows, block_images};
 pub use saved::{Saved, SavedState, Weights};
 pub use trained::{Denoiser, Trained};

@@ -65,6 +65,13 @@ impl Engine {
         self.device().is_cuda() && Collapsed::is_smaller(self.network.architecture())
     }
 
+    /// Number of operations of the network's matrix products for one image. Products that all images share are not
+    /// counted.
+    pub fn flops_per_image(&self) -> f64 {
+        let steps = self.sampler.steps().len() as f64 * f64::from(self.config.samples);
+        steps * self.network.architecture().sampler_step_flops(self.collapses())
+    }
+
     fn start_block<'a>(
         &'a self,
         block: ImageBlock,
@@ -203,33 +210,97 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::diffusion::Forward;
     use crate::infer::Denoiser;
+    use crate::model::Timesteps;
     use crate::native::random::{RandomTensors, RowDraw, Step};
+    use crate::shdd::Basis;
 
     const WIDTH: usize = 24;
+    /// Number of embeddings: two views of each image.
+    const VIEWS: usize = 12;
 
     fn normals(stream: u16, samples: usize, elements: usize, device: Device) -> Tensor {
         let draw = RowDraw { stream: Stream::Test(stream), step: Step::At(0), first_sample: 0, samples, elements };
         Philox::new(5).normal(Device::Cpu, draw).expect("the draw is in range").to_device(device)
     }
 
-    /// An engine with random weights. The time layers, which are 0 at the start of a training, are random too.
-    fn engine(degree: u32, eval: &EvalConfig, precision: Precision, device: Device) -> Engine {
+    /// The weights of a test.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum TestWeights {
+        /// Random weights. The time layers, which are 0 at the start of a training, are random too.
+        Random,
+        /// Weights that were trained for a moment.
+        Trained,
+    }
+
+    fn engine(degree: u32, weights: TestWeights, eval: &EvalConfig, precision: Precision, device: Device) -> Engine {
         let mut config = RunConfig::default();
         config.model.degree = degree;
         config.train.precision = precision;
         let denoiser = Denoiser::new(&config, WIDTH as u32, None, device).expect("the sizes are valid");
-        tch::no_grad(|| {
-            for (index, parameter) in denoiser.network.parameters().iter().enumerate() {
-                if parameter.name.contains("time.2") {
-                    // The hidden layers have (L + 1)² numbers, so that scales and shifts have the same size at every degree.
-                    let size = 0.24 / f64::from(degree + 1);
-                    let noise = normals(index as u16, 1, parameter.tensor.numel(), device) * size;
-                    parameter.tensor.shallow_clone().copy_(&noise.view(parameter.tensor.size().as_slice()));
-                }
-            }
-        });
+        match weights {
+            TestWeights::Random => randomise(&denoiser),
+            TestWeights::Trained => train(&denoiser),
+        }
         Engine::new(denoiser, eval, 3, fibonacci_grid(2000)).expect("the settings are valid")
+    }
+
+    fn randomise(denoiser: &Denoiser) {
+        let _without_gradients = tch::no_grad_guard();
+        for (index, parameter) in denoiser.network.parameters().iter().enumerate() {
+            if parameter.name.contains("time.2") {
+                // The hidden layers have (L + 1)² numbers, so that scales and shifts have the same size at every degree.
+                let size = 0.24 / f64::from(denoiser.degree + 1);
+                let noise = normals(index as u16, 1, parameter.tensor.numel(), parameter.tensor.device()) * size;
+                parameter.tensor.shallow_clone().copy_(&noise.view(parameter.tensor.size().as_slice()));
+            }
+        }
+    }
+
+    /// Trains the network on one place for each view of the tests, by the sign of the gradient.
+    fn train(denoiser: &Denoiser) {
+        const STEPS: u16 = 150;
+        const COPIES: i64 = 16;
+        let (network, device) = (&denoiser.network, denoiser.network.placement().device);
+        let copied = |tensor: &Tensor| tensor.repeat_interleave_self_int(COPIES, 0, None::<i64>);
+        let image = copied(&normals(0, VIEWS, WIDTH, device));
+        let basis = Basis::new(denoiser.degree).expect("the degree is valid");
+        let codes = copied(&basis.tensor(&fibonacci_grid(VIEWS), device).expect("the points are valid"));
+        let forward = Forward::new(&denoiser.schedule, Kind::Float, device).expect("the schedule is valid");
+        for step in 0..STEPS {
+            let rows = codes.size()[0] as usize;
+            let noise = normals(100 + step, rows, basis.dims(), device);
+            let draw = RowDraw {
+                stream: Stream::Test(99),
+                step: Step::At(step.into()),
+                first_sample: 0,
+                samples: rows,
+                elements: 1,
+            };
+            let bound = denoiser.schedule.timesteps() as u32;
+            let t_b = Philox::new(5)
+                .int(Device::Cpu, bound, draw)
+                .expect("the draw is in range")
+                .to_device(device)
+                .view([-1]);
+            let x = forward.noised(&codes, &t_b, &noise).expect("the shapes match");
+            let time = network.time_table().expect("the weights are valid");
+            let image = network.prepare(&image, None).expect("the shapes match");
+            let predicted = network.forward(&x, Timesteps::Each(&t_b), &time, &image, None).expect("the shapes match");
+            let loss = (predicted - &codes * CODE_SCALE).square().mean(Kind::Float);
+            if step % 50 == 0 || step == STEPS - 1 {
+                println!("step {step}: loss {:.4}", loss.double_value(&[]));
+            }
+            loss.backward();
+            let _without_gradients = tch::no_grad_guard();
+            for mut weight in network.parameters().tensors() {
+                let mut gradient = weight.grad();
+                let rate = 3e-4 * f64::from(STEPS - step) / f64::from(STEPS);
+                let _ = weight.g_sub_(&(gradient.sign() * rate));
+                let _ = gradient.zero_();
+            }
+        }
     }
 
     fn eval(sampler_steps: u32, guidance: f64, sampler_eta: f64) -> EvalConfig {
@@ -239,12 +310,12 @@ mod tests {
     /// The relative differences of the codes and of the first predictions between the collapsed network and the network
     /// itself.
     fn differences(engine: &Engine, keeps: bool) -> [f64; 2] {
-        let block = ImageBlock { first: 5, images: Vec::new(), size: 6, views: 2, width: WIDTH };
-        let embeddings_ive = normals(0, 12, WIDTH, engine.device());
+        let block = ImageBlock { first: 5, images: Vec::new(), size: VIEWS / 2, views: 2, width: WIDTH };
+        let embeddings_ive = normals(0, VIEWS, WIDTH, engine.device());
         tch::no_grad(|| {
             let (codes, expected) = engine.sample(&block, &embeddings_ive, |_, _, _| Ok(())).expect("the shapes match");
             let mut chains = CollapsedChains::new(engine, &block, keeps).expect("the network is not split");
-            let _ = chains.run(&block, &normals(9, 12, WIDTH, engine.device())).expect("the shapes match");
+            let _ = chains.run(&block, &normals(9, VIEWS, WIDTH, engine.device())).expect("the shapes match");
             // The second block must not depend on the first.
             let (same, close) = chains.run(&block, &embeddings_ive).expect("the shapes match");
             let relative = |one: &Tensor, other: &Tensor| ((one - other).norm() / other.norm()).double_value(&[]);
@@ -252,11 +323,15 @@ mod tests {
         })
     }
 
-    fn check(device: Device, degree: u32) {
+    fn check(device: Device, degree: u32, weights: TestWeights) {
         for (steps, guidance, eta) in [(20, 0.0, 1.0), (20, 1.5, 0.0), (200, 0.0, 1.0)] {
-            let engine = engine(degree, &eval(steps, guidance, eta), Precision::F32, device);
+            let engine = engine(degree, weights, &eval(steps, guidance, eta), Precision::F32, device);
             let [kept, formed] = [true, false].map(|keeps| differences(&engine, keeps));
-            println!("{steps} steps, guidance {guidance}: codes differ by {:.1e} of their norm", kept[0]);
+            let [codes, first] = kept;
+            println!(
+                "L = {degree}, {weights:?} weights, {steps} steps, guidance {guidance}: codes differ by {codes:.1e} of \
+                 their norm, first predictions by {first:.1e}"
+            );
             assert!(kept.iter().all(|difference| *difference < 1e-4), "{steps} steps: {kept:?}");
             assert_eq!(kept, formed, "{steps} steps: the memory limit changes the codes");
         }
@@ -264,7 +339,7 @@ mod tests {
 
     /// Checks that the collapsed network in f16 is near the network in bf16, which has larger errors.
     fn check_16_bits(device: Device, degree: u32) {
-        let engine = engine(degree, &eval(20, 0.0, 1.0), Precision::Bf16, device);
+        let engine = engine(degree, TestWeights::Trained, &eval(20, 0.0, 1.0), Precision::Bf16, device);
         let [codes, expected] = differences(&engine, true);
         println!("in 16 bits, codes differ by {codes:.1e} of their norm, first predictions by {expected:.1e}");
         assert!(codes < 0.2 && expected < 0.1, "codes differ by {codes}, first predictions by {expected}");
@@ -272,7 +347,7 @@ mod tests {
 
     #[test]
     fn collapsed_codes_equal_those_of_the_network() {
-        check(Device::Cpu, 7);
+        check(Device::Cpu, 7, TestWeights::Random);
         check_16_bits(Device::Cpu, 7);
     }
 
@@ -281,8 +356,8 @@ mod tests {
     fn collapsed_codes_on_the_gpu_equal_those_of_the_network() {
         cuda::set_device(0).expect("there is a GPU");
         // At degree 7 the widths are not multiples of 8.
-        check(Device::Cuda(0), 7);
-        check(Device::Cuda(0), 47);
+        check(Device::Cuda(0), 7, TestWeights::Random);
+        check(Device::Cuda(0), 47, TestWeights::Trained);
         check_16_bits(Device::Cuda(0), 47);
     }
 

@@ -17,9 +17,19 @@ use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, 
 
 /// Images per block on the CPU, and in the quick evaluation of a training run.
 pub const BLOCK_IMAGES: usize = 64;
-/// Images per block on a GPU. With sixteen samples per image, a block has 4096 denoising chains, enough to keep a GPU
-/// busy.
-pub const GPU_BLOCK_IMAGES: usize = 256;
+/// Denoising chains per block on a GPU: enough to keep a GPU busy.
+const GPU_BLOCK_CHAINS: u32 = 4096;
+/// Images per block on a GPU, at most.
+const GPU_BLOCK_IMAGES_MAX: u32 = 256;
+
+/// Images per block on `device`, with `samples` denoising chains per image.
+pub fn block_images(device: Device, samples: u32) -> usize {
+    if device.is_cuda() {
+        (GPU_BLOCK_CHAINS / samples.max(1)).clamp(1, GPU_BLOCK_IMAGES_MAX) as usize
+    } else {
+        BLOCK_IMAGES
+    }
+}
 
 /// A photo to locate, with the identifier and the true place from its row.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,9 +137,9 @@ impl ImageRows {
         Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_ids: false, block_images: BLOCK_IMAGES }
     }
 
-    /// Divides the rows into blocks of the size that suits `device`.
-    pub fn in_blocks_for(self, device: Device) -> Self {
-        Self { block_images: if device.is_cuda() { GPU_BLOCK_IMAGES } else { BLOCK_IMAGES }, ..self }
+    /// Divides the rows into blocks of the size that suits `device`, with `samples` denoising chains per image.
+    pub fn in_blocks_for(self, device: Device, samples: u32) -> Self {
+        Self { block_images: block_images(device, samples), ..self }
     }
 
     /// Whether the photos are simulated.

@@ -18,6 +18,8 @@
 //! bits.
 // Letters in tensor names: n chains, r images (rows), i input, h hidden, o output, t timesteps of the sampler.
 
+use std::ops::Range;
+
 use tch::{Device, Kind, Tensor};
 
 use super::architecture::Architecture;
@@ -29,14 +31,19 @@ use crate::native::random::sampler_kernel;
 
 /// Number of modules.
 const MODULES: usize = 6;
+/// The factors of this many matrices A_t of a module are scaled at once, to launch fewer kernels.
+const FORMED_AT_ONCE: usize = 8;
+/// Must equal ROWS of sampler.cu.
+const ROWS_PER_THREAD: u32 = 4;
 
 /// The network at the timesteps of a sampler.
 #[derive(Debug)]
 pub struct Collapsed {
     modules: Vec<CollapsedModule>,
-    /// For each timestep, the matrices A_t of all modules. `None` if they are formed when they are used.
+    /// For each module, the transposed matrices A_t of all timesteps. `None` if they are formed when they are used.
     kept: Option<Vec<Vec<Tensor>>>,
-    head_do: Tensor,
+    /// The transposed weight of the head.
+    head_od: Tensor,
     head_bias_d: Tensor,
     architecture: Architecture,
     kind: Kind,
@@ -55,7 +62,7 @@ struct CollapsedModule {
     /// 1 + scale of each timestep, f32.
     scales_th: Tensor,
     /// c_t of each timestep, f32.
-    shifts_to: Tensor,
+    shifts: Vec<Tensor>,
 }
 
 /// The terms g(e) of some images: for each module, f32 with one row per image.
@@ -72,9 +79,13 @@ impl ImageTerms {
 /// Memory for the values of one step, for a fixed number of chains.
 #[derive(Debug)]
 pub struct Workspace {
-    /// The concatenations of the skip connections, outermost first. The left half of each is the output of a module on
-    /// the way up, the right half that of a module on the way down.
-    joined: [Tensor; 3],
+    /// The input of the head: the outermost concatenation of a skip connection.
+    outer: Tensor,
+    /// The input of each module but the first, and the output of each module: concatenations of skip connections and
+    /// their halves. The left half of a concatenation is the output of a module on the way up, the right half that of a
+    /// module on the way down.
+    inputs: [Tensor; MODULES - 1],
+    outputs: [Tensor; MODULES],
     /// The product of each module.
     products: Vec<Tensor>,
     /// The product of the head, without its bias.
@@ -92,11 +103,7 @@ impl Collapsed {
     /// Whether the collapsed network needs fewer multiplications per step than the network itself. This is not the case
     /// with a narrow bottleneck.
     pub fn is_smaller(architecture: &Architecture) -> bool {
-        let modules = architecture.modules();
-        let sum = |count: fn(i64, i64, i64) -> i64| -> i64 {
-            modules.iter().map(|module| count(module.input, module.hidden, module.output)).sum()
-        };
-        sum(|input, _, output| input * output) < sum(|input, hidden, output| hidden * (input + output))
+        architecture.sampler_step_flops(true) < architecture.sampler_step_flops(false)
     }
 
     /// Bytes of the matrices A_t of `timesteps` timesteps.
@@ -124,24 +131,25 @@ impl Collapsed {
                 [weights.out, weights.out_bias, weights.x_bias].map(|tensor| tensor.f_to_kind(Kind::Float));
             let out_oh = out_oh?.f_detach()?;
             let hidden_th = scales_th.f_mul(&x_bias_h?)?.f_add(&offsets_th)?;
-            let shifts_to = hidden_th.f_matmul(&out_oh.f_tr()?)?.f_add(&out_bias_o?)?;
+            let shifts = hidden_th.f_matmul(&out_oh.f_tr()?)?.f_add(&out_bias_o?)?.f_unbind(0)?;
             let (x_hi, scales_th) = (weights.x.f_to_kind(kind)?.f_detach()?, scales_th.f_contiguous()?);
-            modules.push(CollapsedModule { out_oh, x_hi, scales_th, shifts_to });
+            modules.push(CollapsedModule { out_oh, x_hi, scales_th, shifts });
         }
         let [weight, bias] = network.head_weights();
+        let widths = network.architecture().modules().map(|module| module.output);
         let mut collapsed = Self {
             modules,
             kept: None,
-            head_do: weight.f_to_kind(kind)?.f_detach()?,
+            head_od: weight.f_to_kind(kind)?.f_detach()?.f_tr()?,
             head_bias_d: bias.f_to_kind(Kind::Float)?.f_detach()?,
             architecture: network.architecture().clone(),
             kind,
             device,
-            kernel: if device.is_cuda() { Some(sampler_kernel("sine_rows", kind)?) } else { None },
+            kernel: if device.is_cuda() { Some(sampler_kernel("sine_rows", kind, widths)?) } else { None },
         };
         if keeps {
-            let of_step = |step| (0..MODULES).map(|index| collapsed.form(index, step)).collect();
-            collapsed.kept = Some((0..timesteps.len()).map(of_step).collect::<Result<_, ModelError>>()?);
+            let all = |index| collapsed.form(index, 0..timesteps.len());
+            collapsed.kept = Some((0..MODULES).map(all).collect::<Result<_, ModelError>>()?);
         }
         Ok(collapsed)
     }
@@ -159,9 +167,17 @@ impl Collapsed {
     pub fn workspace(&self, chains: usize) -> Result<Workspace, ModelError> {
         let zeros = |width: i64| Tensor::f_zeros([chains as i64, width], (self.kind, self.device));
         let shapes = self.architecture.modules();
-        let [outer, middle, inner] = [0, 1, 2].map(|level| zeros(2 * shapes[level].output));
+        let joined = |level: usize| -> Result<(Tensor, Tensor, Tensor), ModelError> {
+            let (whole, width) = (zeros(2 * shapes[level].output)?, shapes[level].output);
+            let [up, down] = [0, width].map(|first| whole.f_narrow(1, first, width));
+            Ok((whole, up?, down?))
+        };
+        let [(outer, up1, down1), (middle, up2, down2), (inner, up3, down3)] = [joined(0)?, joined(1)?, joined(2)?];
+        let inputs = [&down1, &down2, &down3, &inner, &middle].map(Tensor::shallow_clone);
         Ok(Workspace {
-            joined: [outer?, middle?, inner?],
+            outer,
+            inputs,
+            outputs: [down1, down2, down3, up3, up2, up1],
             products: shapes.iter().map(|shape| zeros(shape.output)).collect::<Result<_, _>>()?,
             predicted_nd: zeros(self.architecture.dims)?,
         })
@@ -187,34 +203,30 @@ impl Collapsed {
         images_n: &Tensor,
         work: &Workspace,
     ) -> Result<(), ModelError> {
-        let half = |level: usize, is_right: bool| {
-            let joined = &work.joined[level];
-            let width = joined.size()[1] / 2;
-            joined.f_narrow(1, if is_right { width } else { 0 }, width)
-        };
-        let [down1, down2, down3] = [half(0, true)?, half(1, true)?, half(2, true)?];
-        let [up1, up2, up3] = [half(0, false)?, half(1, false)?, half(2, false)?];
-        let [outer, middle, inner] = &work.joined;
-        let flow = [(x_nd, &down1), (&down1, &down2), (&down2, &down3), (&down3, &up3), (inner, &up2), (middle, &up1)];
-        for (index, (input, output)) in flow.into_iter().enumerate() {
-            let product_no = &work.products[index];
-            let matrix_oi = match &self.kept {
-                Some(kept) => kept[step][index].shallow_clone(),
-                None => self.form(index, step)?,
+        for (index, module) in self.modules.iter().enumerate() {
+            let (product_no, input) = (&work.products[index], if index == 0 { x_nd } else { &work.inputs[index - 1] });
+            let _ = match &self.kept {
+                Some(kept) => input.f_mm_out(product_no, &kept[index][step])?,
+                None => input.f_mm_out(product_no, &self.form(index, step..step + 1)?[0])?,
             };
-            let _ = input.f_mm_out(product_no, &matrix_oi.f_tr()?)?;
-            let shift_o = self.modules[index].shifts_to.f_get(step as i64)?;
-            self.sine(output, product_no, &shift_o, &image.0[index], images_n)?;
+            self.sine(&work.outputs[index], product_no, &module.shifts[step], &image.0[index], images_n)?;
         }
-        let _ = outer.f_mm_out(&work.predicted_nd, &self.head_do.f_tr()?)?;
+        let _ = work.outer.f_mm_out(&work.predicted_nd, &self.head_od)?;
         Ok(())
     }
 
-    /// Forms the matrix A_t of a module.
-    fn form(&self, index: usize, step: usize) -> Result<Tensor, ModelError> {
-        let module = &self.modules[index];
-        let scaled_oh = module.out_oh.f_mul(&module.scales_th.f_get(step as i64)?)?.f_to_kind(self.kind)?;
-        Ok(scaled_oh.f_mm(&module.x_hi)?)
+    /// Forms the transposed matrices A_t of a module at some timesteps of the sampler.
+    fn form(&self, index: usize, steps: Range<usize>) -> Result<Vec<Tensor>, ModelError> {
+        let (module, mut formed) = (&self.modules[index], Vec::new());
+        for first in steps.clone().step_by(FORMED_AT_ONCE) {
+            let count = FORMED_AT_ONCE.min(steps.end - first) as i64;
+            let scales_t1h = module.scales_th.f_narrow(0, first as i64, count)?.f_unsqueeze(1)?;
+            let scaled_toh = module.out_oh.f_unsqueeze(0)?.f_mul(&scales_t1h)?.f_to_kind(self.kind)?;
+            for scaled_oh in scaled_toh.f_unbind(0)? {
+                formed.push(scaled_oh.f_mm(&module.x_hi)?.f_tr()?);
+            }
+        }
+        Ok(formed)
     }
 
     /// Writes sin(product + shift + terms of each chain's image) to `out`.
@@ -230,7 +242,7 @@ impl Collapsed {
             let angle_no = product_no.f_add(shift_o)?.f_add(&terms_ro.f_index_select(0, images_n)?)?;
             return Ok(out_no.shallow_clone().f_copy_(&angle_no.f_sin()?)?);
         };
-        let (rows, width) = (product_no.size()[0].cast_unsigned(), product_no.size()[1].cast_unsigned());
+        let [rows, width] = [0, 1].map(|dimension| product_no.size()[dimension] as u32);
         let arguments = [
             Arg::Strided(out_no),
             Arg::U64(out_no.stride()[0].cast_unsigned()),
@@ -238,10 +250,11 @@ impl Collapsed {
             Arg::Tensor(shift_o),
             Arg::Tensor(terms_ro),
             Arg::Tensor(images_n),
-            Arg::U64(rows),
-            Arg::U32(width as u32),
+            Arg::U32(rows),
+            Arg::U32(width),
         ];
-        Ok(kernel.launch_threads(rows * width.div_ceil(4), &arguments)?)
+        let threads = u64::from(rows.div_ceil(ROWS_PER_THREAD)) * u64::from(width.div_ceil(4));
+        Ok(kernel.launch_threads(threads, &arguments)?)
     }
 }
 

@@ -7,7 +7,7 @@
 //! the prediction, and the gradient of the prediction. Sines, norms, the optimiser and the harmonics of the anchors are
 //! not counted, as is usual, because memory bandwidth and not computation limits their speed.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, ModuleShape};
 
 /// Number of operations per multiply-add.
 const OPERATIONS: f64 = 2.0;
@@ -29,6 +29,17 @@ impl Architecture {
             })
             .sum();
         OPERATIONS * (layers + KL_PRODUCTS * rows * anchors as f64 * self.dims as f64)
+    }
+
+    /// Number of operations of one sampler step of one denoising chain, without the time and image layers. `collapsed`
+    /// says whether the two products of each module are collapsed to one.
+    pub fn sampler_step_flops(&self, collapsed: bool) -> f64 {
+        let products = |shape: &ModuleShape| {
+            if collapsed { shape.input * shape.output } else { shape.hidden * (shape.input + shape.output) }
+        };
+        let modules = self.modules();
+        let head = 2 * modules[0].output * self.dims;
+        OPERATIONS * (modules.iter().map(products).sum::<i64>() + head) as f64
     }
 }
 
@@ -57,6 +68,11 @@ mod tests {
         for (rows, anchors) in [(1, 0), (5, 7), (512, 64)] {
             assert_eq!(architecture.step_flops(rows, anchors), want(rows as i64, anchors as i64) as f64);
         }
+        let head = 32 * 16;
+        let collapsed: i64 = modules.iter().map(|(input, output)| input * output).sum();
+        let whole: i64 = modules.iter().map(|(input, output)| output * (input + output)).sum();
+        let got = [true, false].map(|collapsed| architecture.sampler_step_flops(collapsed));
+        assert_eq!(got, [collapsed, whole].map(|products| 2.0 * (products + head) as f64));
     }
 
     #[test]

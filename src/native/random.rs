@@ -19,7 +19,8 @@ const SOURCE: &str = include_str!("kernels/philox.cu");
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 const THREADS: u64 = 256;
 /// The kernels of the sampler. They draw noise with the functions of philox.cu.
-const SAMPLER_SOURCE: &str = concat!(include_str!("kernels/philox.cu"), include_str!("kernels/sampler.cu"));
+const SAMPLER_SOURCE: &str =
+    concat!(include_str!("kernels/philox.cu"), include_str!("kernels/quads.cu"), include_str!("kernels/sampler.cu"));
 
 /// An error while drawing random numbers.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -178,11 +179,24 @@ impl RowDraw<'_> {
     }
 }
 
-/// Compiles the kernel `name` of sampler.cu for the current device. `kind` is the type of the network's values, f16 or
-/// f32.
-pub fn sampler_kernel(name: &str, kind: Kind) -> Result<Kernel, NativeError> {
-    let macros: &[&str] = if kind == Kind::Half { &["--define-macro=F16"] } else { &[] };
-    Kernel::compile(name, SAMPLER_SOURCE, &[OPTIONS, macros].concat())
+/// Compiles the kernel `name` of sampler.cu for the current device. For the arguments, see [`quad_options`].
+pub fn sampler_kernel(name: &str, kind: Kind, widths: impl IntoIterator<Item = i64>) -> Result<Kernel, NativeError> {
+    Kernel::compile(name, SAMPLER_SOURCE, &quad_options(kind, widths))
+}
+
+/// The compiler options for kernels that use quads.cu. `kind` is the type of a network's values: bf16, f16 or f32. If
+/// all `widths` of matrices are multiples of four, the kernels read four numbers at once.
+pub fn quad_options(kind: Kind, widths: impl IntoIterator<Item = i64>) -> Vec<&'static str> {
+    let mut options = OPTIONS.to_vec();
+    match kind {
+        Kind::Float => options.push("--define-macro=F32"),
+        Kind::Half => options.push("--define-macro=F16"),
+        _ => {}
+    }
+    if widths.into_iter().all(|width| width % 4 == 0) {
+        options.push("--define-macro=ALIGNED");
+    }
+    options
 }
 
 /// The compiled kernel for the current device. Unlike [`Kernel::compile`], the lookup here does not hash the whole

@@ -15,11 +15,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::TrainError;
 use super::observe::{Launcher, Meter};
-use super::profile::{accompany_steps, profile_steps};
+use super::profile::profile_steps;
 use super::run::run;
 use super::step::{StepOptions, Trainer};
 use crate::comm::Communicator;
-use crate::native::profiler::ProfiledDevice;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::native::{NativeError, cuda};
 use crate::shards::{Batch, Position};
@@ -35,6 +34,8 @@ const WIDTH: u32 = 768;
 const REPORTS_MIN: u64 = 4;
 /// Number of repetitions of the product and of the copy that measure the speed limits. The fastest counts.
 const REPETITIONS: usize = 10;
+/// Number of profiled steps.
+const PROFILED_STEPS: u64 = 5;
 
 /// The work of a step. All but the batch are numbers of one rank.
 #[derive(Debug, Clone, Copy)]
@@ -99,16 +100,17 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
 /// Profiles a few steps. Returns `None` if this is not rank 0, which alone is profiled.
 fn profile(trainer: &mut Trainer, batches: &[Batch], ranks: &Communicator) -> Result<Option<StepProfile>, TrainError> {
     let is_graph = trainer.graph_nodes().is_some();
-    let step = |step: u64| {
-        trainer.launch(step, &batches[(step % BATCHES) as usize], &StepOptions::default())?;
-        trainer.finish().map(drop)
+    let mut steps = || {
+        (0..PROFILED_STEPS).try_for_each(|step| {
+            trainer.launch(step, &batches[(step % BATCHES) as usize], &StepOptions::default())?;
+            trainer.finish().map(drop)
+        })
     };
     if ranks.rank() != 0 {
-        accompany_steps(step)?;
-        return Ok(None);
+        // All ranks must take part in the steps.
+        return steps().map(|()| None);
     }
-    let device = if ranks.world().device().is_cuda() { ProfiledDevice::Gpu } else { ProfiledDevice::Cpu };
-    Ok(Some(StepProfile { is_graph, rows: profile_steps(device, step)? }))
+    Ok(Some(StepProfile { is_graph, rows: profile_steps(ranks.world().device(), PROFILED_STEPS, steps)? }))
 }
 
 /// Width of the random embeddings.
@@ -203,7 +205,7 @@ pub(crate) fn spread(values: &mut [f64]) -> [f64; 3] {
 }
 
 /// Measures the speed limits of a device for products of numbers of type `kind`.
-fn ceilings(device: Device, kind: Kind) -> Result<Ceilings, TrainError> {
+pub(crate) fn ceilings(device: Device, kind: Kind) -> Result<Ceilings, TrainError> {
     let (size, bytes): (i64, i64) = if device.is_cuda() { (8192, 1 << 30) } else { (1024, 64 << 20) };
     let factor = Tensor::f_ones([size, size], (kind, device))?;
     let product = || Ok(factor.f_matmul(&factor)?);

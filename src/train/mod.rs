@@ -34,7 +34,8 @@ mod step;
 mod work;
 
 pub use bench::bench;
-pub(crate) use bench::{embedding_width, peak_gib, spread};
+pub(crate) use bench::{ceilings, embedding_width, peak_gib, spread};
 pub use error::TrainError;
 pub use observe::{Launcher, SendMessage};
+pub(crate) use profile::profile_steps;
 pub use run::run;

@@ -1,36 +1,31 @@
-//! `bench train --profile`: where the time of a training step goes. On the CPU, the table lists libtorch's operators,
-//! each without the time of the operators that it called. On a GPU, it lists kernels, copies and fills.
+//! `bench train --profile` and `bench sample --profile`: where the time of a step goes. On the CPU, the table lists
+//! libtorch's operators, each without the time of the operators that it called. On a GPU, it lists kernels, copies and
+//! fills.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use locdiff_core::protocol::ProfileRow;
+use tch::Device;
 
-use super::error::TrainError;
+use crate::native::NativeError;
 use crate::native::profiler::{ProfiledCall, ProfiledDevice, profile};
 
-/// Number of profiled steps.
-const STEPS: u64 = 5;
-
-/// Runs a few steps under the profiler. `step` runs one step and waits for the device. The rows are sorted by time. They
-/// are empty if the profiler saw nothing.
-pub(super) fn profile_steps(
-    device: ProfiledDevice,
-    mut step: impl FnMut(u64) -> Result<(), TrainError>,
-) -> Result<Vec<ProfileRow>, TrainError> {
-    let (result, calls) = profile(device, || (0..STEPS).try_for_each(&mut step))?;
+/// Runs `work`, which takes `steps` steps and waits for the device, under the profiler. The rows are sorted by time.
+/// They are empty if the profiler saw nothing.
+pub(crate) fn profile_steps<E: From<NativeError>>(
+    device: Device,
+    steps: u64,
+    work: impl FnOnce() -> Result<(), E>,
+) -> Result<Vec<ProfileRow>, E> {
+    let device = if device.is_cuda() { ProfiledDevice::Gpu } else { ProfiledDevice::Cpu };
+    let (result, calls) = profile(device, work)?;
     result?;
-    Ok(rows(&calls, device))
-}
-
-/// Runs as many steps as [`profile_steps`], but without the profiler. Only one rank has to be profiled, but all ranks
-/// must take part in its steps.
-pub(super) fn accompany_steps(step: impl FnMut(u64) -> Result<(), TrainError>) -> Result<(), TrainError> {
-    (0..STEPS).try_for_each(step)
+    Ok(rows(&calls, device, steps))
 }
 
 /// One row for each name.
-fn rows(calls: &[ProfiledCall], device: ProfiledDevice) -> Vec<ProfileRow> {
+fn rows(calls: &[ProfiledCall], device: ProfiledDevice, steps: u64) -> Vec<ProfileRow> {
     let times_ns = match device {
         ProfiledDevice::Cpu => own_times_ns(calls),
         ProfiledDevice::Gpu => calls.iter().map(|call| call.duration_ns).collect(),
@@ -47,8 +42,8 @@ fn rows(calls: &[ProfiledCall], device: ProfiledDevice) -> Vec<ProfileRow> {
         .into_iter()
         .map(|(name, (count, sum_ns, first_ns))| ProfileRow {
             name: name.to_owned(),
-            calls: count as f64 / STEPS as f64,
-            ms_per_step: sum_ns as f64 / 1e6 / STEPS as f64,
+            calls: count as f64 / steps as f64,
+            ms_per_step: sum_ns as f64 / 1e6 / steps as f64,
             percent: 100.0 * sum_ns as f64 / total_ns,
             first_ms: (first_ns - began_ns) as f64 / 1e6,
         })
@@ -98,7 +93,7 @@ mod tests {
             call("other thread", 2, 20, 40),
         ];
         assert_eq!(own_times_ns(&calls), [25, 20, 5, 50, 7, 40]);
-        let rows = rows(&calls, ProfiledDevice::Cpu);
+        let rows = rows(&calls, ProfiledDevice::Cpu, 5);
         assert_eq!((rows[0].name.as_str(), rows[0].calls, rows[0].first_ms), ("inner", 0.4, 0.0));
         assert!(rows.iter().any(|row| row.name == "next" && row.first_ms == 1e-4), "{rows:?}");
         assert!((rows[0].percent - 100.0 * 75.0 / 147.0).abs() < 1e-9, "{rows:?}");

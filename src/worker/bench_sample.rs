@@ -5,15 +5,15 @@
 use std::time::Instant;
 
 use locdiff_core::geo::{Place, UnitVector, fibonacci_grid};
-use locdiff_core::protocol::{SampleBench, SampleBenched, WorkerSlot};
+use locdiff_core::protocol::{SampleBench, SampleBenched, StepProfile, WorkerSlot};
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind};
 
-use crate::infer::{BLOCK_IMAGES, Denoiser, Engine, GPU_BLOCK_IMAGES, Image, ImageBlock};
+use crate::infer::{Denoiser, Engine, Image, ImageBlock, block_images};
 use crate::native::cuda;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::shards::ELEMENT_BYTES;
-use crate::train::{embedding_width, peak_gib, spread};
+use crate::train::{ceilings, embedding_width, peak_gib, profile_steps, spread};
 
 /// Number of places among which samples are decoded: that of GeoCLIP's gallery.
 const ANCHORS: usize = 100_000;
@@ -28,8 +28,9 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
     let width = embedding_width(config) as usize;
     let begun = Instant::now();
     let denoiser = Denoiser::new(config, width as u32, None, device)?;
+    let kind = denoiser.network.placement().compute_kind();
     let engine = Engine::new(denoiser, &config.eval, config.train.seed, fibonacci_grid(ANCHORS))?;
-    let size = if device.is_cuda() { GPU_BLOCK_IMAGES } else { BLOCK_IMAGES };
+    let size = block_images(device, config.eval.samples);
     let images = random_images(size, width)?;
     locate(&engine, &images, size, width)?;
     let prepare_s = begun.elapsed().as_secs_f64();
@@ -39,7 +40,29 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
     let [ms_lo, ms_per_image, ms_hi] = spread(&mut times_ms);
     let (anchors, peak_gib) = (ANCHORS as u64, peak_gib(device)?);
     let path = if engine.collapses() { "collapsed" } else { "eager" }.to_owned();
-    Ok(SampleBenched { path, s_per_image, ms_per_image, ms_lo, ms_hi, prepare_s, anchors, peak_gib })
+    let tflops = engine.flops_per_image() / s_per_image / 1e12;
+    let steps = (job.images as usize).div_ceil(size) as u64 * u64::from(config.eval.sampler_steps);
+    let profile = if job.profile {
+        let work = || locate(&engine, &images, job.images as usize, width).map(drop);
+        Some(StepProfile { is_graph: engine.collapses(), rows: profile_steps(device, steps, work)? })
+    } else {
+        None
+    };
+    drop((engine, images));
+    let ceilings = ceilings(device, kind)?;
+    Ok(SampleBenched {
+        path,
+        s_per_image,
+        ms_per_image,
+        ms_lo,
+        ms_hi,
+        prepare_s,
+        tflops,
+        anchors,
+        peak_gib,
+        ceilings,
+        profile,
+    })
 }
 
 /// `count` images with random embeddings.

@@ -46,11 +46,14 @@ fn bench_train_times_steps_in_memory_and_from_shards() {
 #[test]
 fn bench_sample_times_images_and_a_filter_is_refused() {
     let stage = Stage::new(Worker::Real);
-    let line = format!("{SMALL} --set eval.samples=2 --set eval.sampler_steps=2 bench sample --images 100");
+    let line = format!("{SMALL} --set eval.samples=2 --set eval.sampler_steps=2 bench sample --images 100 --profile");
     let result = stage.run(&line).exits_with(ExitCode::Success).json();
-    for field in ["s_per_image", "ms_per_image", "ms_lo", "ms_hi", "prepare_s"] {
+    for field in ["s_per_image", "ms_per_image", "ms_lo", "ms_hi", "prepare_s", "tflops"] {
         positive(&result, field);
     }
+    positive(&result["ceilings"], "product_tflops");
+    let profile = result["profile"]["rows"].as_array().expect("a profile has rows");
+    assert!(profile.iter().any(|row| row["name"] == "aten::addmm"), "no matrix product in {profile:?}");
     let sizes = ["degree", "images", "samples", "steps"].map(|field| result[field].as_u64());
     assert_eq!(sizes, [Some(5), Some(100), Some(2), Some(2)], "{result}");
     let ran = stage.run(&format!("{SMALL} --set model.low_pass_dims=9 bench sample"));

@@ -132,7 +132,7 @@ pub struct TrainBenched {
     pub profile: Option<StepProfile>,
 }
 
-/// Where the time of a training step goes.
+/// Where the time of a training step or a sampler step goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepProfile {
     /// Whether the profiled steps replayed a CUDA graph.
@@ -172,6 +172,8 @@ pub struct SampleBench {
     pub config: RunConfig,
     /// Number of images to locate.
     pub images: u32,
+    /// Whether to locate the images once more under a profiler.
+    pub profile: bool,
 }
 
 /// Result of [`Job::BenchSample`](super::Job::BenchSample): times per image with sampling, decoding and aggregation.
@@ -190,8 +192,15 @@ pub struct SampleBenched {
     /// Time to prepare the network and the anchors and to locate a first block, seconds. It is not part of the other
     /// times.
     pub prepare_s: f64,
+    /// Operations of the network's matrix products per second, in TFLOP/s, from the time for all images. The network
+    /// is counted as it is multiplied: collapsed or not.
+    pub tflops: f64,
     /// Number of places among which samples are decoded.
     pub anchors: u64,
     /// Largest amount of GPU memory that libtorch allocated, GiB; `None` on the CPU.
     pub peak_gib: Option<f64>,
+    /// Speed limits of the device.
+    pub ceilings: Ceilings,
+    /// Profile of all blocks, per sampler step of a block; `None` if it was not asked for.
+    pub profile: Option<StepProfile>,
 }

@@ -2,7 +2,7 @@
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::protocol::{
-    Job, ProfileRow, SampleBench, SampleBenched, StepProfile, StepSpeed, TrainBench, TrainBenched,
+    Ceilings, Job, ProfileRow, SampleBench, SampleBenched, StepProfile, StepSpeed, TrainBench, TrainBenched,
 };
 use serde_json::{Value, json};
 
@@ -52,11 +52,7 @@ pub(super) fn train(request: &TrainBenchRequest, global: &Global, output: Output
     output
         .print(&format!("L = {degree}, batch {batch}, {anchors} anchors, {steps} steps, gradients by {}", found.path));
     output.print(table("training", &names, &columns, width()).trim_end());
-    let ceilings = &found.ceilings;
-    output.print(&format!(
-        "limits of the device: {:.1} TFLOP/s, {:.0} GB/s",
-        ceilings.product_tflops, ceilings.memory_gb_per_s
-    ));
+    print_limits(&found.ceilings, output);
     if let Some(profile) = &found.profile {
         print_profile(profile, output);
     }
@@ -64,6 +60,13 @@ pub(super) fn train(request: &TrainBenchRequest, global: &Global, output: Output
     merge(&mut result, json!(found.memory));
     merge(&mut result, json!(found));
     Ok(result)
+}
+
+fn print_limits(ceilings: &Ceilings, output: Output) {
+    output.print(&format!(
+        "limits of the device: {:.1} TFLOP/s, {:.0} GB/s",
+        ceilings.product_tflops, ceilings.memory_gb_per_s
+    ));
 }
 
 /// Prints the longest rows of a profile.
@@ -90,12 +93,12 @@ fn print_profile(profile: &StepProfile, output: Output) {
 }
 
 /// Times the location of `images` images on the first worker.
-pub(super) fn sample(images: u32, global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(super) fn sample(images: u32, profile: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     refuse_filter(&config)?;
     let world = world.first_worker_only(config.train.threads());
-    let job = Job::BenchSample(Box::new(SampleBench { config: config.clone(), images }));
+    let job = Job::BenchSample(Box::new(SampleBench { config: config.clone(), images, profile }));
     let found: SampleBenched = run_gang(&resolved, &world, job)?.first()?;
     let (degree, samples, steps) = (config.model.degree, config.eval.samples, config.eval.sampler_steps);
     output.print(&format!(
@@ -103,13 +106,18 @@ pub(super) fn sample(images: u32, global: &Global, output: Output) -> anyhow::Re
         found.anchors, found.path
     ));
     output.print(&format!(
-        "{:.4} ms per image in all; blocks: {:.4} (10 %: {:.4}, 90 %: {:.4}); prepared in {:.2} s",
+        "{:.4} ms per image in all, {:.1} TFLOP/s; blocks: {:.4} (10 %: {:.4}, 90 %: {:.4}); prepared in {:.2} s",
         found.s_per_image * 1e3,
+        found.tflops,
         found.ms_per_image,
         found.ms_lo,
         found.ms_hi,
         found.prepare_s
     ));
+    print_limits(&found.ceilings, output);
+    if let Some(profile) = &found.profile {
+        print_profile(profile, output);
+    }
     let mut result = json!({ "ok": true, "degree": degree, "images": images, "samples": samples, "steps": steps });
     merge(&mut result, json!(found));
     Ok(result)

@@ -60,7 +60,7 @@ impl CudaEvent {
     }
 
     /// Makes `stream` wait until the device has reached the mark. The host does not wait.
-    pub fn block(&mut self, stream: &CudaStream) -> Result<(), NativeError> {
+    pub fn block(&self, stream: &CudaStream) -> Result<(), NativeError> {
         // SAFETY: the event is live, and the stream came from torch.
         check("wait of a stream", unsafe { locdiff_cuda_event_block(self.0, stream.id, stream.device) })
     }

@@ -1,91 +1,19 @@
 // The elementwise work of a training step without autograd: everything between the matrix products of the network, the
-// gradients of the losses, and the update of the weights. This file is compiled behind philox.cu.
+// gradients of the losses, and the update of the weights. This file is compiled behind philox.cu and quads.cu.
 //
-// T is the type of activations and of rounded weights: bf16, or f32 if WIDE is defined. Sums are computed in f32 and
-// always in the same order. A thread processes four adjacent columns (a quad). If ALIGNED is defined, all widths are
-// multiples of four, and a quad is read and written at once.
+// T is the type of activations and of rounded weights: bf16 or f32. Sums are computed in f32 and always in the same
+// order. A thread processes four adjacent columns.
 //
 // The rows of a micro-batch are sorted by timestep. Row r has timestep `timestep[r]`, and it is row `order[r]` of this
 // rank's slice, which begins at sample `first_sample` of the global batch.
 //
 // Letters: d dimensions of a code, h hidden width of a module, t timesteps.
 
-typedef unsigned short bf16;
-#ifdef WIDE
-typedef float T;
-#else
-typedef bf16 T;
-#endif
-
 // A block that sums over rows has LANES x blockDim.y threads: LANES quads times at most GROUPS_MAX rows.
 #define LANES 32
 #define GROUPS_MAX 32
 // Rows that one block of `cosine` sums.
 #define ROWS_PER_SUM 64
-
-// All loops over a quad have constant bounds, so that quads stay in registers. With bounds that the compiler does not
-// know, NVRTC 13.0 can put two quads into the same local memory.
-struct Quad {
-  float at[4];
-};
-
-__device__ inline bf16 narrow(float value) {
-  bf16 out;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
-  return out;
-}
-
-__device__ inline float widened(bf16 value) { return __uint_as_float((u32)value << 16); }
-
-__device__ inline float half_to_float(unsigned short value) {
-  float out;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(value));
-  return out;
-}
-
-__device__ inline Quad load(const float* from, u32 count) {
-#ifdef ALIGNED
-  const float4 all = *(const float4*)from;
-  return Quad{{all.x, all.y, all.z, all.w}};
-#else
-  Quad quad;
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) quad.at[i] = i < count ? from[i] : 0.0f;
-  return quad;
-#endif
-}
-
-__device__ inline Quad load(const bf16* from, u32 count) {
-#ifdef ALIGNED
-  const ushort4 all = *(const ushort4*)from;
-  return Quad{{widened(all.x), widened(all.y), widened(all.z), widened(all.w)}};
-#else
-  Quad quad;
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) quad.at[i] = i < count ? widened(from[i]) : 0.0f;
-  return quad;
-#endif
-}
-
-__device__ inline void store(float* to, const Quad& quad, u32 count) {
-#ifdef ALIGNED
-  *(float4*)to = make_float4(quad.at[0], quad.at[1], quad.at[2], quad.at[3]);
-#else
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i)
-    if (i < count) to[i] = quad.at[i];
-#endif
-}
-
-__device__ inline void store(bf16* to, const Quad& quad, u32 count) {
-#ifdef ALIGNED
-  *(ushort4*)to = make_ushort4(narrow(quad.at[0]), narrow(quad.at[1]), narrow(quad.at[2]), narrow(quad.at[3]));
-#else
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i)
-    if (i < count) to[i] = narrow(quad.at[i]);
-#endif
-}
 
 // Position of a thread that processes one quad of a matrix. `count` is 0 if the thread has no quad.
 struct Place {
@@ -141,19 +69,6 @@ __device__ inline float max_block(float value) {
   return most;
 }
 
-#ifdef WIDE
-__device__ inline float sine_of(float x) { return sinf(x); }
-__device__ inline float cosine_of(float x) { return cosf(x); }
-#else
-// Subtracts a multiple of 2 pi. The fast sine is then exact to 2^-21, far below the rounding to bf16.
-__device__ inline float reduced(float x) {
-  const float turns = rintf(x * 0.15915494309189535f);
-  return __fmaf_rn(turns, 1.7484556e-7f, __fmaf_rn(turns, -6.2831855f, x));
-}
-__device__ inline float sine_of(float x) { return __sinf(reduced(x)); }
-__device__ inline float cosine_of(float x) { return __cosf(reduced(x)); }
-#endif
-
 // Draws noise, and writes the noised codes and the rounded true codes.
 extern "C" __global__ void noised(T* noised_bd, T* rounded_bd, const float* truth_bd, const int* timestep,
                                   const int* order, const float* signal, const float* noise, u64 seed, u32 stream,
@@ -173,7 +88,7 @@ extern "C" __global__ void noised(T* noised_bd, T* rounded_bd, const float* trut
 }
 
 // Standardises the embeddings. Zeros replace the embedding of a row if its random word is not below `threshold`.
-extern "C" __global__ void standardise(T* out_be, const unsigned short* image_be, const float* mean,
+extern "C" __global__ void standardise(T* out_be, const Bits* image_be, const float* mean,
                                        const float* deviation, const int* order, u64 threshold, u64 seed, u32 stream,
                                        const long long* step, u64 first_sample, u32 rows, u32 width) {
   const Place at = place(rows, width);
@@ -351,21 +266,21 @@ extern "C" __global__ void silu(T* out, const T* z, u32 rows, u32 width) {
   store(out + index, value, at.count);
 }
 
-// The backward pass of `silu`, in place, with the bias gradient of the layer before it.
-extern "C" __global__ void silu_backward(T* gradient, T* bias, const T* z, u32 rows, u32 width) {
+// The backward pass of `silu`, with the bias gradient of the layer before it.
+extern "C" __global__ void silu_backward(T* dz, T* bias, const float* dout, const T* z, u32 rows, u32 width) {
   const Place at = place_in_columns(width);
   Quad sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 5
   for (u32 row = at.row; row < (at.count > 0 ? rows : 0); row += blockDim.y) {
     const size_t index = (size_t)row * width + at.column;
     const Quad x = load(z + index, at.count);
-    Quad value = load(gradient + index, at.count);
+    Quad value = load(dout + index, at.count);
     for (u32 i = 0; i < 4; ++i) {
       const float share = 1.0f / (1.0f + expf(-x.at[i]));
       value.at[i] *= share * (1.0f + x.at[i] * (1.0f - share));
       sum.at[i] += value.at[i];
     }
-    store(gradient + index, value, at.count);
+    store(dz + index, value, at.count);
   }
   sum = sum_groups(sum);
   if (threadIdx.y == 0 && at.count > 0) store(bias + at.column, sum, at.count);
@@ -466,7 +381,7 @@ extern "C" __global__ void divergence(T* gradient_ba, float* statistics, const f
   for (u32 a = threadIdx.x; a < anchors; a += blockDim.x) {
     const float q = z[a] * logit_scale - z_log, p = y[a] - y_log;
     const float slope = forward ? expf(q) - expf(p) : expf(q) * (q - p - total);
-#ifdef WIDE
+#ifdef F32
     gradient_ba[(size_t)row * anchors + a] = weight * logit_scale * slope;
 #else
     gradient_ba[(size_t)row * anchors + a] = narrow(weight * logit_scale * slope);

@@ -32,6 +32,19 @@ struct WideMm : torch::autograd::Function<WideMm> {
 
 }  // namespace
 
+extern "C" int locdiff_mm_f32_out(void* out, void* a, void* b) {
+  return locdiff::guarded([&] {
+    const auto& left = *static_cast<const at::Tensor*>(a);
+    const auto& right = *static_cast<const at::Tensor*>(b);
+    auto& result = *static_cast<at::Tensor*>(out);
+    if (left.is_cuda() && left.scalar_type() != at::kFloat) {
+      at::mm_out(result, left, right, at::kFloat);
+    } else {
+      at::mm_out(result, left.to(at::kFloat), right.to(at::kFloat));
+    }
+  });
+}
+
 extern "C" int locdiff_mm_f32(void* a, void* b, void** out) {
   return locdiff::guarded([&] {
     const auto& left = *static_cast<const at::Tensor*>(a);

@@ -17,6 +17,7 @@ mod inputs;
 mod kernels;
 mod pass;
 mod rows;
+mod sides;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::random::{Philox, Stream, mask_threshold};
@@ -25,6 +26,7 @@ use tch::{Device, Kind, Tensor};
 use self::flat::{FlatLayout, Layers};
 use self::inputs::StepInputs;
 use self::kernels::{Kernels, square_sums};
+use self::sides::Side;
 use super::codes::{Codes, Points};
 use super::feed::{Form, StepNumbers};
 use super::report::{LocalLosses, Report};
@@ -48,7 +50,8 @@ pub(super) struct Explicit {
     layout: FlatLayout,
     modules: Vec<ModuleShape>,
     device: Device,
-    second_stream: CudaStream,
+    /// The streams beside the current one, one for each [`Side`].
+    sides: [CudaStream; 2],
     /// Type of activations and rounded weights.
     kind: Kind,
     state: FlatState,
@@ -149,7 +152,7 @@ impl Explicit {
             pending: Vec::new(),
             config: config.clone(),
             state: FlatState { weights, average, first_moments, second_moments, rounded, updates },
-            second_stream: CudaStream::from_pool(Priority::Normal)?,
+            sides: [CudaStream::from_pool(Priority::Normal)?, CudaStream::from_pool(Priority::Normal)?],
             layout,
             modules,
             device,
@@ -199,9 +202,9 @@ impl Explicit {
         }
         self.pending.clear();
         let micro_rows = self.inputs.micro_rows() as usize;
-        let basis_ad = self.basis(codes)?;
+        let time = self.aside(Side::Time, || self.time_tables())?;
+        let basis_ad = self.aside(Side::Time, || self.basis(codes))?;
         let points_n3 = self.row_points(rows)?;
-        let time = self.time_tables()?;
         let sums = Tensor::f_empty([6], (Kind::Double, self.device))?;
         let numbers = Tensor::f_zeros([Report::NUMBERS], (Kind::Double, self.device))?;
         let last = numbers.f_narrow(0, 7, 6)?;
@@ -217,7 +220,7 @@ impl Explicit {
                 }
                 Ok(())
             };
-            let statistics = self.pass(&micro, &truth_bd, basis_ad.as_ref(), &time, &mut arrived)?;
+            let statistics = self.pass(&micro, &truth_bd, &basis_ad, &time, &mut arrived)?;
             let before = if index == 0 { &self.inputs.first_sums } else { &sums };
             let weights = [self.loss.kl_weight, self.loss.l2_weight, self.loss.l1_weight, self.loss.cosine_weight];
             let mut arguments =

@@ -6,11 +6,13 @@ use tch::{Kind, Tensor};
 
 use crate::native::NativeError;
 use crate::native::nvrtc::{Arg, Kernel};
+use crate::native::random::quad_options;
 
-const SOURCE: &str =
-    concat!(include_str!("../../../native/kernels/philox.cu"), include_str!("../../../native/kernels/step.cu"));
-/// Without fused multiply-add, random numbers have the same bits as on the CPU.
-const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
+const SOURCE: &str = concat!(
+    include_str!("../../../native/kernels/philox.cu"),
+    include_str!("../../../native/kernels/quads.cu"),
+    include_str!("../../../native/kernels/step.cu")
+);
 const NAMES: [&str; 22] = [
     "noised",
     "standardise",
@@ -59,13 +61,7 @@ impl Kernels {
     /// Compiles the kernels for activations of type `kind` (bf16 or f32). If all `widths` are multiples of four, the
     /// kernels read four numbers at once.
     pub(super) fn compile(kind: Kind, widths: impl IntoIterator<Item = i64>) -> Result<Self, NativeError> {
-        let mut options = OPTIONS.to_vec();
-        if kind == Kind::Float {
-            options.push("-DWIDE");
-        }
-        if widths.into_iter().all(|width| width % i64::from(COLUMNS) == 0) {
-            options.push("-DALIGNED");
-        }
+        let options = quad_options(kind, widths);
         let compile = |name| Ok::<_, NativeError>((name, Kernel::compile(name, SOURCE, &options)?));
         Ok(Self(NAMES.into_iter().map(compile).collect::<Result<_, _>>()?))
     }

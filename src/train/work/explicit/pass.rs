@@ -12,7 +12,7 @@
 //! The sums run over the rows of timestep t. Because du is linear in dh, the gradient of b_x is Σ_t (1 + scale_t) ⊙
 //! dshift_t. An output that two later layers use receives two gradients: the second product adds to the first.
 //!
-//! The gradients of weights, which nothing else waits for, are computed on a second stream.
+//! The gradients of weights, which nothing else waits for, and the time layers are computed on other streams ([`Side`]).
 // Letters in tensor names: b rows of the micro-batch, d dimensions of a code, a anchors, e width of an embedding, h
 // hidden width, t timesteps.
 
@@ -21,9 +21,9 @@ use locdiff_core::random::Stream;
 use tch::{Kind, Tensor};
 
 use super::kernels::{row_groups, stride};
+use super::sides::{Aside, Side};
 use super::{Explicit, Micro};
-use crate::native::cuda::{CudaEvent, CudaStream, with_stream};
-use crate::native::gemm::mm_f32;
+use crate::native::gemm::{mm_f32, mm_f32_out};
 use crate::native::nvrtc::Arg;
 use crate::shdd::CODE_SCALE;
 use crate::train::error::TrainError;
@@ -118,15 +118,15 @@ impl Explicit {
         &self,
         micro: &Micro,
         truth_bd: &Tensor,
-        basis_ad: Option<&Tensor>,
-        time: &TimeTables,
+        basis_ad: &Aside<Option<Tensor>>,
+        time: &Aside<TimeTables>,
         arrived: &mut dyn FnMut(usize) -> Result<(), TrainError>,
     ) -> Result<Tensor, TrainError> {
         let rounded_bd = self.activations(micro.rows, truth_bd.size()[1])?;
         let kept = self.forward(micro, truth_bd, &rounded_bd, time)?;
         let statistics = self.floats(STATISTICS, micro.rows)?;
         let gradient_bd = self.losses(micro, &kept.predicted_bd, truth_bd, &rounded_bd, basis_ad, &statistics)?;
-        self.backward(micro, &kept, gradient_bd, time, arrived)?;
+        self.backward(micro, &kept, gradient_bd, &time.result, arrived)?;
         Ok(statistics)
     }
 
@@ -135,7 +135,7 @@ impl Explicit {
         micro: &Micro,
         truth_bd: &Tensor,
         rounded_bd: &Tensor,
-        time: &TimeTables,
+        time: &Aside<TimeTables>,
     ) -> Result<Activations, TrainError> {
         let (rows, layers, inputs) = (micro.rows, &self.layers, &self.inputs);
         let noised_bd = rounded_bd.f_empty_like()?;
@@ -169,7 +169,7 @@ impl Explicit {
         ];
         let hidden_sum = layers.image.bias.size()[0];
         let terms = self.activations(rows, hidden_sum)?;
-        self.aside(|| {
+        let image = self.aside(Side::Weights, || {
             self.kernels.per_quad("standardise", [rows, width], arguments)?;
             let _ = layers.image.bias.f_addmm_out(&terms, &image_be, &layers.image.weight.f_tr()?)?;
             Ok(())
@@ -181,7 +181,8 @@ impl Explicit {
             let input = if index == 0 { noised_bd.shallow_clone() } else { skips.input(index)? };
             let u = own.x.bias.f_addmm(&input, &own.x.weight.f_tr()?)?;
             if index == 0 {
-                self.join()?;
+                image.wait()?;
+                time.wait()?;
             }
             let hidden = u.f_empty_like()?;
             let term = self.hidden_part(&terms, index)?;
@@ -190,7 +191,7 @@ impl Explicit {
                 Arg::Tensor(&u),
                 Arg::Strided(&term),
                 stride(&term),
-                Arg::Tensor(&time.tables[index]),
+                Arg::Tensor(&time.result.tables[index]),
                 Arg::Tensor(&micro.timesteps),
             ];
             self.kernels.per_quad("modulate", [rows, module.hidden], arguments)?;
@@ -229,7 +230,7 @@ impl Explicit {
         predicted_bd: &Tensor,
         truth_bd: &Tensor,
         rounded_bd: &Tensor,
-        basis_ad: Option<&Tensor>,
+        basis_ad: &Aside<Option<Tensor>>,
         statistics: &Tensor,
     ) -> Result<Tensor, TrainError> {
         let (rows, dims) = (micro.rows, truth_bd.size()[1]);
@@ -248,7 +249,8 @@ impl Explicit {
             Arg::U32(dims as u32),
         ];
         self.kernels.per_row("distances", rows, &arguments)?;
-        let Some(basis_ad) = basis_ad else { return Ok(gradient_bd) };
+        basis_ad.wait()?;
+        let Some(basis_ad) = &basis_ad.result else { return Ok(gradient_bd) };
         let logits_ba = mm_f32(predicted_bd, &basis_ad.f_tr()?)?;
         let truth_ba = mm_f32(rounded_bd, &basis_ad.f_tr()?)?;
         let anchors = basis_ad.size()[0];
@@ -282,7 +284,7 @@ impl Explicit {
         let outputs: i64 = self.modules.iter().map(|module| module.output).sum();
         let dims = gradient_bd.size()[1];
         let head_sums = self.floats(groups.into(), dims)?;
-        self.aside(|| {
+        self.aside(Side::Weights, || {
             product(&gradients.head.weight, &gradient_bd.f_tr()?, &kept.skips.0[0])?;
             let arguments =
                 [Arg::Tensor(&head_sums), Arg::Tensor(&gradient_bd), Arg::U32(rows as u32), Arg::U32(dims as u32)];
@@ -294,8 +296,8 @@ impl Explicit {
         let out_sums = self.floats(groups.into(), outputs)?;
         let hidden_sum = time.hidden.size()[1];
         let dhidden = self.activations(rows, hidden_sum)?;
-        let dtime = time.hidden.f_empty_like()?;
-        // The second stream reads these tensors, so they must live until it has joined.
+        let (dtime, dtime_wide) = (time.hidden.f_empty_like()?, self.floats(time.hidden.size()[0], hidden_sum)?);
+        // Other streams read these tensors, so they must live until the current stream has waited for them.
         let mut held = Vec::new();
         for (index, module) in self.modules.iter().enumerate().rev() {
             let (own, target) = (&layers.modules[index], &gradients.modules[index]);
@@ -326,12 +328,9 @@ impl Explicit {
                 Arg::U32(module.hidden as u32),
             ];
             self.kernels.per_column("modulate_backward", module.hidden, timesteps as u32, &arguments)?;
-            self.aside(|| {
-                product(&target.out.weight, &dz.f_tr()?, &kept.hidden[index])?;
-                let input = if index == 0 { kept.noised_bd.shallow_clone() } else { kept.skips.input(index)? };
-                product(&target.x.weight, &du.f_tr()?, &input)?;
+            let time_layers = self.aside(Side::Time, || {
                 product(&target.time_out.weight, &dtable.f_tr()?, &self.hidden_part(&time.hidden, index)?)?;
-                product(&self.hidden_part(&dtime, index)?, &dtable, &own.time_out.weight)?;
+                mm_f32_out(&self.hidden_part(&dtime_wide, index)?, &dtable, &own.time_out.weight)?;
                 let arguments = [
                     Arg::Tensor(&target.time_out.bias),
                     Arg::Tensor(&target.image_bias),
@@ -341,7 +340,13 @@ impl Explicit {
                     Arg::U32(timesteps as u32),
                     Arg::U32(module.hidden as u32),
                 ];
-                self.kernels.per_column("table_biases", module.hidden, 1, &arguments)?;
+                Ok(self.kernels.per_column("table_biases", module.hidden, 1, &arguments)?)
+            })?;
+            self.aside(Side::Weights, || {
+                product(&target.out.weight, &dz.f_tr()?, &kept.hidden[index])?;
+                let input = if index == 0 { kept.noised_bd.shallow_clone() } else { kept.skips.input(index)? };
+                product(&target.x.weight, &du.f_tr()?, &input)?;
+                time_layers.wait()?;
                 arrived(count - index)
             })?;
             match index {
@@ -355,15 +360,19 @@ impl Explicit {
             }
             held.extend([dz, du, dtable, dtable_wide]);
         }
-        self.aside(|| {
+        let biases = self.aside(Side::Weights, || {
             for (bias, sums) in [(&gradients.out_biases, &out_sums), (&gradients.head.bias, &head_sums)] {
                 let width = bias.size()[0];
                 let arguments = [Arg::Tensor(bias), Arg::Tensor(sums), Arg::U32(groups), Arg::U32(width as u32)];
                 self.kernels.per_column("column_sums", width, 1, &arguments)?;
             }
+            Ok(())
+        })?;
+        let time_layers = self.aside(Side::Time, || {
             let arguments = [
                 Arg::Tensor(&dtime),
                 Arg::Tensor(&gradients.time_in.bias),
+                Arg::Tensor(&dtime_wide),
                 Arg::Tensor(&time.before),
                 Arg::U32(dtime.size()[0] as u32),
                 Arg::U32(hidden_sum as u32),
@@ -372,25 +381,10 @@ impl Explicit {
             product(&gradients.time_in.weight, &dtime.f_tr()?, &self.time_embedding)
         })?;
         product(&gradients.image.weight, &dhidden.f_tr()?, &kept.image_be)?;
-        self.join()?;
+        biases.wait()?;
+        time_layers.wait()?;
         drop(held);
         arrived(count + 1)
-    }
-
-    /// Runs `body` on the second stream, after the work that is in the current stream at this moment. Tensors that it
-    /// uses must live until [`Explicit::join`].
-    fn aside(&self, body: impl FnOnce() -> Result<(), TrainError>) -> Result<(), TrainError> {
-        let mut fork = CudaEvent::new()?;
-        fork.record(&CudaStream::current()?)?;
-        fork.block(&self.second_stream)?;
-        with_stream(self.second_stream, body)?
-    }
-
-    /// Makes the current stream wait for the second stream.
-    fn join(&self) -> Result<(), TrainError> {
-        let mut end = CudaEvent::new()?;
-        end.record(&self.second_stream)?;
-        Ok(end.block(&CudaStream::current()?)?)
     }
 }
 
