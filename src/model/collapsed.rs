@@ -221,7 +221,9 @@ impl Collapsed {
         for first in steps.clone().step_by(FORMED_AT_ONCE) {
             let count = FORMED_AT_ONCE.min(steps.end - first) as i64;
             let scales_t1h = module.scales_th.f_narrow(0, first as i64, count)?.f_unsqueeze(1)?;
-            let scaled_toh = module.out_oh.f_unsqueeze(0)?.f_mul(&scales_t1h)?.f_to_kind(self.kind)?;
+            let scaled_toh =
+                Tensor::f_empty([count, module.out_oh.size()[0], module.out_oh.size()[1]], (self.kind, self.device))?;
+            let _ = module.out_oh.f_unsqueeze(0)?.f_mul_out(&scaled_toh, &scales_t1h)?;
             for scaled_oh in scaled_toh.f_unbind(0)? {
                 formed.push(scaled_oh.f_mm(&module.x_hi)?.f_tr()?);
             }

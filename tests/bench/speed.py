@@ -78,8 +78,8 @@ def compare(options, what, case, modes):
 
 
 def cuda_cases():
-    common = {"degree": 47, "anchors": 2048, "dropout": 0.0, "precision": "bf16", "iterations": 200}
-    cases = [("train", {"batch": batch, **common}) for batch in (512, 4096)]
+    common = {"anchors": 2048, "dropout": 0.0, "precision": "bf16", "iterations": 200}
+    cases = [("train", {"degree": degree, "batch": batch, **common}) for degree, batch in ((47, 512), (47, 4096), (95, 512))]
     return cases + [
         ("sample", {"degree": 47, "images": 2997, "samples": 16, "steps": steps}) for steps in (20, 200)
     ]

@@ -52,7 +52,7 @@ def panel(rows, x_of, x_title, x_offset):
     parts = ['<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#333"/>' % (x_offset, TOP, WIDTH, HEIGHT)]
     for x in xs:
         parts.append('<text x="%.1f" y="%d" text-anchor="middle">%d</text>' % (px(x), TOP + HEIGHT + 18, x))
-    for y in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50):
+    for y in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50):
         if low <= math.log10(y) <= high:
             parts.append('<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#ddd"/>' % (x_offset, x_offset + WIDTH, py(y), py(y)))
             parts.append('<text x="%d" y="%.1f" text-anchor="end">%g</text>' % (x_offset - 6, py(y) + 4, y))

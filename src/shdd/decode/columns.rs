@@ -4,6 +4,9 @@
 //! row are therefore divided into blocks. `topk` first selects the k blocks with the largest maxima and then k columns of
 //! these blocks. This gives the same k values: a block that holds one of the k largest values has a maximum at least as
 //! large, and fewer than k other blocks can have a larger maximum.
+//!
+//! If there are n blocks, block i holds the columns i, i + n, i + 2n and so on. libtorch computes the maxima of such
+//! blocks several times faster than those of adjacent columns, because adjacent threads then read adjacent columns.
 // Letters in tensor names: b rows, a columns, k selected columns.
 
 use tch::{Kind, TchError, Tensor};
@@ -27,10 +30,10 @@ pub(super) fn largest_columns(values_ba: &Tensor, count: usize) -> Result<(Tenso
     if !is_wide(columns as usize, count) {
         return values_ba.f_topk(selected, 1, true, false);
     }
-    let maxima = values_ba.f_view([rows, -1, BLOCK as i64])?.f_amax([2_i64].as_slice(), false)?;
+    let maxima = values_ba.f_view([rows, BLOCK as i64, -1])?.f_amax([1_i64].as_slice(), false)?;
     let (_, blocks_bk) = maxima.f_topk(selected, 1, true, false)?;
-    let inside = Tensor::f_arange(BLOCK as i64, (Kind::Int64, values_ba.device()))?;
-    let positions = blocks_bk.f_unsqueeze(2)?.f_mul_scalar(BLOCK as i64)?.f_add(&inside)?.f_view([rows, -1])?;
+    let steps = Tensor::f_arange(BLOCK as i64, (Kind::Int64, values_ba.device()))?.f_mul_scalar(maxima.size()[1])?;
+    let positions = blocks_bk.f_unsqueeze(2)?.f_add(&steps)?.f_view([rows, -1])?;
     let (values_bk, order_bk) = values_ba.f_gather(1, &positions, false)?.f_topk(selected, 1, true, false)?;
     Ok((values_bk, positions.f_gather(1, &order_bk, false)?))
 }
