@@ -201,6 +201,7 @@ pub struct SampleBenched {
     pub peak_gib: Option<f64>,
     /// Speed limits of the device.
     pub ceilings: Ceilings,
-    /// Profile of all blocks, per sampler step of a block; `None` if it was not asked for.
+    /// Profile of all blocks, divided by the number of sampler steps of all blocks; `None` if it was not asked for. It
+    /// includes the preparation of the sampler and the decoding.
     pub profile: Option<StepProfile>,
 }

@@ -54,7 +54,8 @@ pub(super) fn train(request: &TrainBenchRequest, global: &Global, output: Output
     output.print(table("training", &names, &columns, width()).trim_end());
     print_limits(&found.ceilings, output);
     if let Some(profile) = &found.profile {
-        print_profile(profile, output);
+        let steps = if profile.is_graph { "replays of the CUDA graph" } else { "eager steps" };
+        print_profile(profile, steps, output);
     }
     let mut result = json!({ "ok": true, "degree": degree, "batch": batch, "anchors": anchors, "steps": steps });
     merge(&mut result, json!(found.memory));
@@ -69,8 +70,8 @@ fn print_limits(ceilings: &Ceilings, output: Output) {
     ));
 }
 
-/// Prints the longest rows of a profile.
-fn print_profile(profile: &StepProfile, output: Output) {
+/// Prints the longest rows of a profile of `what`.
+fn print_profile(profile: &StepProfile, what: &str, output: Output) {
     let shown = &profile.rows[..profile.rows.len().min(PROFILE_ROWS_MAX)];
     let names: Vec<String> = shown.iter().map(|row| row.name.chars().take(NAME_CHARS_MAX).collect()).collect();
     let column = |heading: &str, decimals: usize, value: fn(&ProfileRow) -> f64| TableColumn {
@@ -78,13 +79,12 @@ fn print_profile(profile: &StepProfile, output: Output) {
         cells: shown.iter().map(|row| format!("{:.decimals$}", value(row))).collect(),
     };
     let columns = [
-        column("calls", 0, |row| row.calls),
+        column("calls", 2, |row| row.calls),
         column("ms/step", 3, |row| row.ms_per_step),
         column("%", 1, |row| row.percent),
         column("begins at ms", 3, |row| row.first_ms),
     ];
-    let steps = if profile.is_graph { "replays of the CUDA graph" } else { "eager steps" };
-    output.print(table(&format!("profile of {steps}"), &names, &columns, width()).trim_end());
+    output.print(table(&format!("profile of {what}"), &names, &columns, width()).trim_end());
     let others = profile.rows.len() - shown.len();
     if others > 0 {
         let rest: f64 = profile.rows[shown.len()..].iter().map(|row| row.percent).sum();
@@ -116,7 +116,7 @@ pub(super) fn sample(images: u32, profile: bool, global: &Global, output: Output
     ));
     print_limits(&found.ceilings, output);
     if let Some(profile) = &found.profile {
-        print_profile(profile, output);
+        print_profile(profile, "all blocks, per sampler step", output);
     }
     let mut result = json!({ "ok": true, "degree": degree, "images": images, "samples": samples, "steps": steps });
     merge(&mut result, json!(found));

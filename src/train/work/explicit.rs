@@ -26,7 +26,7 @@ use tch::{Device, Kind, Tensor};
 use self::flat::{FlatLayout, Layers};
 use self::inputs::StepInputs;
 use self::kernels::{Kernels, square_sums};
-use self::sides::Side;
+use self::sides::{Side, Sides};
 use super::codes::{Codes, Points};
 use super::feed::{Form, StepNumbers};
 use super::report::{LocalLosses, Report};
@@ -34,7 +34,6 @@ use crate::comm::{Group, Pending, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule};
 use crate::loss::Loss;
 use crate::model::{CsUnet, ModuleShape};
-use crate::native::cuda::{CudaStream, Priority};
 use crate::native::nvrtc::Arg;
 use crate::native::optim::Moments;
 use crate::shards::Batch;
@@ -50,8 +49,7 @@ pub(super) struct Explicit {
     layout: FlatLayout,
     modules: Vec<ModuleShape>,
     device: Device,
-    /// The streams beside the current one, one for each [`Side`].
-    sides: [CudaStream; 2],
+    sides: Sides,
     /// Type of activations and rounded weights.
     kind: Kind,
     state: FlatState,
@@ -152,7 +150,7 @@ impl Explicit {
             pending: Vec::new(),
             config: config.clone(),
             state: FlatState { weights, average, first_moments, second_moments, rounded, updates },
-            sides: [CudaStream::from_pool(Priority::Normal)?, CudaStream::from_pool(Priority::Normal)?],
+            sides: Sides::new()?,
             layout,
             modules,
             device,
@@ -202,8 +200,8 @@ impl Explicit {
         }
         self.pending.clear();
         let micro_rows = self.inputs.micro_rows() as usize;
-        let time = self.aside(Side::Time, || self.time_tables())?;
-        let basis_ad = self.aside(Side::Time, || self.basis(codes))?;
+        let time = self.sides.run(Side::Time, || self.time_tables())?;
+        let basis_ad = self.sides.run(Side::Time, || self.basis(codes))?;
         let points_n3 = self.row_points(rows)?;
         let sums = Tensor::f_empty([6], (Kind::Double, self.device))?;
         let numbers = Tensor::f_zeros([Report::NUMBERS], (Kind::Double, self.device))?;

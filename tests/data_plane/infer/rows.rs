@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_array::builder::{FixedSizeListBuilder, Float32Builder};
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff::eval::truth::TruthFile;
-use locdiff::infer::{BLOCK_IMAGES, ImageBlock, ImageRows, InferError};
+use locdiff::infer::{BLOCK_IMAGES, ImageBlock, ImageRows, InferError, block_images};
 use locdiff::shards::{Dataset, Mask};
 use locdiff_core::config::{OnBadRows, RunConfig};
 use locdiff_core::exit_code::HasExitCode;
@@ -141,4 +141,11 @@ fn blocks_do_not_depend_on_the_number_of_workers() {
         found.iter().flat_map(|block| &block.images).map(|image| (image.row, image.id.clone())).collect();
     assert_eq!((first.count, found.len()), (130, 3));
     assert_eq!(named, (0..130).map(|row| (row, row.to_string())).collect::<Vec<_>>());
+}
+
+#[test]
+fn blocks_on_a_gpu_have_at_most_4096_chains() {
+    let sizes = [1, 16, 17, 64, 4096].map(|samples| block_images(tch::Device::Cuda(0), samples));
+    assert_eq!(sizes, [256, 256, 240, 64, 1]);
+    assert_eq!(block_images(tch::Device::Cpu, 64), BLOCK_IMAGES);
 }

@@ -12,7 +12,8 @@
 //! The sums run over the rows of timestep t. Because du is linear in dh, the gradient of b_x is Σ_t (1 + scale_t) ⊙
 //! dshift_t. An output that two later layers use receives two gradients: the second product adds to the first.
 //!
-//! The gradients of weights, which nothing else waits for, and the time layers are computed on other streams ([`Side`]).
+//! The gradients of most weights, which nothing else waits for, and the time layers are computed on other streams
+//! ([`Side`]).
 // Letters in tensor names: b rows of the micro-batch, d dimensions of a code, a anchors, e width of an embedding, h
 // hidden width, t timesteps.
 
@@ -169,7 +170,7 @@ impl Explicit {
         ];
         let hidden_sum = layers.image.bias.size()[0];
         let terms = self.activations(rows, hidden_sum)?;
-        let image = self.aside(Side::Weights, || {
+        let image = self.sides.run(Side::Weights, || {
             self.kernels.per_quad("standardise", [rows, width], arguments)?;
             let _ = layers.image.bias.f_addmm_out(&terms, &image_be, &layers.image.weight.f_tr()?)?;
             Ok(())
@@ -284,7 +285,7 @@ impl Explicit {
         let outputs: i64 = self.modules.iter().map(|module| module.output).sum();
         let dims = gradient_bd.size()[1];
         let head_sums = self.floats(groups.into(), dims)?;
-        self.aside(Side::Weights, || {
+        self.sides.run(Side::Weights, || {
             product(&gradients.head.weight, &gradient_bd.f_tr()?, &kept.skips.0[0])?;
             let arguments =
                 [Arg::Tensor(&head_sums), Arg::Tensor(&gradient_bd), Arg::U32(rows as u32), Arg::U32(dims as u32)];
@@ -328,7 +329,7 @@ impl Explicit {
                 Arg::U32(module.hidden as u32),
             ];
             self.kernels.per_column("modulate_backward", module.hidden, timesteps as u32, &arguments)?;
-            let time_layers = self.aside(Side::Time, || {
+            let time_layers = self.sides.run(Side::Time, || {
                 product(&target.time_out.weight, &dtable.f_tr()?, &self.hidden_part(&time.hidden, index)?)?;
                 mm_f32_out(&self.hidden_part(&dtime_wide, index)?, &dtable, &own.time_out.weight)?;
                 let arguments = [
@@ -342,7 +343,7 @@ impl Explicit {
                 ];
                 Ok(self.kernels.per_column("table_biases", module.hidden, 1, &arguments)?)
             })?;
-            self.aside(Side::Weights, || {
+            self.sides.run(Side::Weights, || {
                 product(&target.out.weight, &dz.f_tr()?, &kept.hidden[index])?;
                 let input = if index == 0 { kept.noised_bd.shallow_clone() } else { kept.skips.input(index)? };
                 product(&target.x.weight, &du.f_tr()?, &input)?;
@@ -360,7 +361,7 @@ impl Explicit {
             }
             held.extend([dz, du, dtable, dtable_wide]);
         }
-        let biases = self.aside(Side::Weights, || {
+        let biases = self.sides.run(Side::Weights, || {
             for (bias, sums) in [(&gradients.out_biases, &out_sums), (&gradients.head.bias, &head_sums)] {
                 let width = bias.size()[0];
                 let arguments = [Arg::Tensor(bias), Arg::Tensor(sums), Arg::U32(groups), Arg::U32(width as u32)];
@@ -368,7 +369,7 @@ impl Explicit {
             }
             Ok(())
         })?;
-        let time_layers = self.aside(Side::Time, || {
+        let time_layers = self.sides.run(Side::Time, || {
             let arguments = [
                 Arg::Tensor(&dtime),
                 Arg::Tensor(&gradients.time_in.bias),

@@ -1,21 +1,28 @@
 //! Streams beside the current stream, for work that the current stream does not need at once. They let the GPU run small
 //! kernels at the same time.
 
-use super::Explicit;
-use crate::native::cuda::{CudaEvent, CudaStream, with_stream};
+use crate::native::cuda::{CudaEvent, CudaStream, Priority, with_stream};
 use crate::train::error::TrainError;
 
 /// A stream beside the current one.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Side {
-    /// The image layers, and the gradients of all weights but those of the time layers.
+    /// The image layers in the forward pass, the gradients of the layers `x`, `out` and `head`, and the biases of `out`
+    /// and `head`.
     Weights,
-    /// The time layers, and the harmonics of the anchors.
+    /// The time layers, the biases that follow from their tables, and the harmonics of the anchors.
     Time,
 }
 
-/// Work that was launched on another stream. The tensors that it uses must live until a stream that uses them has
-/// waited for it.
+/// The streams, one for each [`Side`].
+#[derive(Debug)]
+pub(super) struct Sides([CudaStream; 2]);
+
+/// Work that was launched on another stream.
+///
+/// Tensors that the work uses must live until the stream on which they were allocated has waited for it. Tensors that
+/// the work allocates belong to its own stream. After they are freed, only later work of the same side can reuse their
+/// memory, and this work begins after everything that is then in the current stream.
 #[derive(Debug)]
 pub(super) struct Aside<R> {
     pub(super) result: R,
@@ -29,14 +36,18 @@ impl<R> Aside<R> {
     }
 }
 
-impl Explicit {
+impl Sides {
+    pub(super) fn new() -> Result<Self, TrainError> {
+        Ok(Self([CudaStream::from_pool(Priority::Normal)?, CudaStream::from_pool(Priority::Normal)?]))
+    }
+
     /// Runs `body` on another stream, after the work that is in the current stream at this moment.
-    pub(super) fn aside<R>(
+    pub(super) fn run<R>(
         &self,
         side: Side,
         body: impl FnOnce() -> Result<R, TrainError>,
     ) -> Result<Aside<R>, TrainError> {
-        let stream = self.sides[side as usize];
+        let stream = self.0[side as usize];
         let mut fork = CudaEvent::new()?;
         fork.record(&CudaStream::current()?)?;
         fork.block(&stream)?;
