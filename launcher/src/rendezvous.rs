@@ -16,8 +16,8 @@ pub struct NodeWorkers {
 }
 
 impl NodeWorkers {
-    /// Assigns the configured workers to the available GPUs, or to the CPU. If `train.threads` is "auto", workers on the
-    /// CPU share the cores, and a worker with a GPU has one thread.
+    /// Assigns the configured workers to the available GPUs, or to the CPU. If `train.threads` is "auto", workers on
+    /// the CPU share the cores, and a worker with a GPU has one thread.
     pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
         let parallel = &config.parallel;
         if parallel.nodes > 1 {

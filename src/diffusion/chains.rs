@@ -33,7 +33,7 @@ pub struct Chains {
 pub struct Predictions<'a> {
     /// The prediction with the image.
     pub conditional_nd: &'a Tensor,
-    /// The prediction without the image and the strength of the guidance. `None` without guidance.
+    /// The prediction without the image, and the strength of the guidance. `None` if there is no guidance.
     pub unconditional: Option<(&'a Tensor, f64)>,
     /// The bias of the last layer, f32.
     pub bias_d: &'a Tensor,

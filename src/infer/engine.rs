@@ -114,8 +114,8 @@ impl Engine {
         self.finish(block, self.start(codes_nd, &expected_id)?)
     }
 
-    /// Starts to decode the codes of a block. `expected_id` holds the mean of the first predictions for each image. Both
-    /// are unscaled.
+    /// Starts to decode the codes of a block. `expected_id` holds the mean of the first predictions for each image.
+    /// Both are unscaled.
     pub(super) fn start(&self, codes_nd: Tensor, expected_id: &Tensor) -> Result<Sampled, InferError> {
         let (decoding, expected) = (self.decoder.start(&codes_nd)?, Readback::start(&[expected_id])?);
         Ok(Sampled { codes_nd, decoding, expected })

@@ -2,9 +2,9 @@
 //!
 //! On a GPU, a pass collapses the network at the timesteps of the sampler ([`Collapsed`]) and captures all steps of a
 //! block in one CUDA graph. Both are freed at the end of the pass. While the GPU samples and decodes a block, the CPU
-//! aggregates the samples of the block before.
+//! aggregates the samples of the previous block.
 //!
-//! The network is not collapsed on the CPU, where blocks are small, and if a bottleneck makes the collapsed network
+//! The network is not collapsed on the CPU, where blocks are small, or if a bottleneck would make the collapsed network
 //! larger. If the matrices A_t of all timesteps exceed the memory limit, they are formed again at every step. This does
 //! not change the answers, so the limit may depend on the GPU.
 // Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains, d dimensions
@@ -21,7 +21,7 @@ use crate::model::{Collapsed, ImageTerms, Workspace};
 use crate::native::cuda::{self, Graph};
 use crate::retrieval::ImageSamples;
 
-/// The matrices A_t of all timesteps may take one part in this many of the free memory of the GPU.
+/// The matrices A_t of all timesteps are kept if they fit into the free memory of the GPU divided by this number.
 const KEPT_PART: u64 = 3;
 
 /// A block of images with its answers.
@@ -49,7 +49,7 @@ impl Engine {
                 let current = started.take().unwrap_or_else(&mut start)?;
                 let Some(Started { block, embeddings_ive, sampled }) = current else { return Ok(None) };
                 if self.device().is_cuda() {
-                    // If this fails, the answers of the current block come first.
+                    // An error is returned by the next call, after the answers of the current block.
                     started = Some(start());
                 }
                 let samples = self.finish(&block, sampled)?;
@@ -231,7 +231,7 @@ mod tests {
     enum TestWeights {
         /// Random weights. The time layers, which are 0 at the start of a training, are random too.
         Random,
-        /// Weights that were trained for a moment.
+        /// Weights after a short training.
         Trained,
     }
 
@@ -250,7 +250,7 @@ mod tests {
         let _without_gradients = tch::no_grad_guard();
         for (index, parameter) in denoiser.network.parameters().iter().enumerate() {
             if parameter.name.contains("time.2") {
-                // The hidden layers have (L + 1)² numbers, so that scales and shifts have the same size at every degree.
+                // Hidden layers have (L + 1)² numbers. Dividing by L + 1 keeps scales and shifts equally large.
                 let size = 0.24 / f64::from(denoiser.degree + 1);
                 let noise = normals(index as u16, 1, parameter.tensor.numel(), parameter.tensor.device()) * size;
                 parameter.tensor.shallow_clone().copy_(&noise.view(parameter.tensor.size().as_slice()));

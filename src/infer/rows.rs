@@ -19,7 +19,7 @@ use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, 
 pub const BLOCK_IMAGES: usize = 64;
 /// Denoising chains per block on a GPU: enough to keep a GPU busy.
 const GPU_BLOCK_CHAINS: u32 = 4096;
-/// Images per block on a GPU, at most.
+/// Maximum number of images per block on a GPU.
 const GPU_BLOCK_IMAGES_MAX: u32 = 256;
 
 /// Images per block on `device`, with `samples` denoising chains per image.
@@ -60,8 +60,8 @@ pub struct ImageBlock {
 }
 
 impl ImageBlock {
-    /// The embeddings of the block in float16, `[size * views, width]`, one image after the other. If the block has fewer
-    /// than `size` images, the remaining rows are zeros.
+    /// The embeddings of the block in float16, `[size * views, width]`, one image after the other. If the block has
+    /// fewer than `size` images, the remaining rows are zeros.
     pub fn embeddings(&self, device: Device) -> Result<Tensor, InferError> {
         let row_bytes = self.views * self.width * ELEMENT_BYTES;
         let mut bytes = vec![0; self.size * row_bytes];

@@ -30,7 +30,7 @@ pub struct Architecture {
 /// The sizes of one C-Siren.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleShape {
-    /// Name of the module, with which the names of its parameters begin.
+    /// Name of the module. The names of its parameters begin with it.
     pub name: &'static str,
     /// Width of the input.
     pub input: i64,

@@ -8,8 +8,8 @@
 //! A_t = W_o diag(1 + scale_t) W_x,    c_t = W_o ((1 + scale_t) ⊙ b_x + shift_t) + b_o,    g(e) = W_o (W_I e + b_I)
 //! ```
 //!
-//! A_t and c_t depend only on the timestep, and g(e) only on the image. c_t and g(e) stay in f32. On CUDA, a kernel adds
-//! them to the product, takes the sine and writes it into its part of the skip connection's concatenation.
+//! A_t and c_t depend only on the timestep, and g(e) only on the image. c_t and g(e) stay in f32. On CUDA, a kernel
+//! adds them to the product, takes the sine and writes it into its part of the skip connection's concatenation.
 //!
 //! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers. They have three more bits, and
 //! the values of a sampler stay far below the largest f16 number.
@@ -31,7 +31,7 @@ use crate::native::random::sampler_kernel;
 
 /// Number of modules.
 const MODULES: usize = 6;
-/// The factors of this many matrices A_t of a module are scaled at once, to launch fewer kernels.
+/// Number of timesteps whose factors of A_t are scaled together, to launch fewer kernels.
 const FORMED_AT_ONCE: usize = 8;
 /// Must equal ROWS of sampler.cu.
 const ROWS_PER_THREAD: u32 = 4;
@@ -70,7 +70,7 @@ struct CollapsedModule {
 pub struct ImageTerms(Vec<Tensor>);
 
 impl ImageTerms {
-    /// Copies the terms of as many other images into this memory.
+    /// Copies the terms of the same number of other images into this memory.
     pub fn copy_from(&self, other: &Self) -> Result<(), ModelError> {
         self.0.iter().zip(&other.0).try_for_each(|(own, other)| Ok(own.shallow_clone().f_copy_(other)?))
     }
@@ -81,9 +81,8 @@ impl ImageTerms {
 pub struct Workspace {
     /// The input of the head: the outermost concatenation of a skip connection.
     outer: Tensor,
-    /// The input of each module but the first, and the output of each module: concatenations of skip connections and
-    /// their halves. The left half of a concatenation is the output of a module on the way up, the right half that of a
-    /// module on the way down.
+    /// The inputs of all modules but the first. They, `outer` and `outputs` share memory: the left half of each
+    /// concatenation is the output of a module on the way up, and the right half that of a module on the way down.
     inputs: [Tensor; MODULES - 1],
     outputs: [Tensor; MODULES],
     /// The product of each module.
@@ -113,8 +112,8 @@ impl Collapsed {
         numbers.cast_unsigned() * bytes as u64
     }
 
-    /// Collapses an unsplit network at `timesteps`. If `keeps` is true, forms the matrices A_t now and keeps them. On a
-    /// GPU, this must be the current device.
+    /// Collapses an unsplit network at `timesteps`. If `keeps` is true, forms the matrices A_t now and keeps them. If
+    /// the network is on a GPU, this GPU must be the current device.
     pub fn new(network: &CsUnet, timesteps: &[usize], keeps: bool) -> Result<Self, ModelError> {
         let _without_gradients = tch::no_grad_guard();
         let (placement, table) = (network.placement(), network.time_table()?);

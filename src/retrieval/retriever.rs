@@ -5,9 +5,9 @@
 //! embeddings of the gallery stay in GPU memory if they need at most [`KEPT_BYTES_MAX`] bytes. Otherwise they are
 //! copied to the GPU tile by tile.
 //!
-//! All tiles of queries on the same kind of device have the same size (the last tile is padded), and a gallery is always
-//! divided in the same way. On the CPU, the last tile of the gallery is padded too, and each product runs on one thread.
-//! On one kind of device, the bits of a logit therefore depend only on the query and the gallery.
+//! All tiles of queries on the same kind of device have the same size (the last tile is padded), and a gallery is
+//! always divided in the same way. On the CPU, the last tile of the gallery is padded too, and each product runs on one
+//! thread. On one kind of device, the bits of a logit therefore depend only on the query and the gallery.
 // Letters in tensor names: i images of a tile, g gallery points, w width of an embedding.
 
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::geoclip::for_each_tile;
 /// The embeddings of a gallery stay in GPU memory if they need at most this many bytes.
 const KEPT_BYTES_MAX: usize = 16 << 30;
 
-/// Queries of a tile on a GPU. An evaluation on a GPU has as many images in a block, so only its last block is padded.
+/// Queries of a tile on a GPU. By default, a block of an evaluation has as many images, so only the last is padded.
 pub(super) const GPU_QUERIES: usize = 256;
 
 /// Size of a tile: images (queries) × gallery points.
@@ -181,8 +181,8 @@ impl Question {
         })
     }
 
-    /// The logits of the queries and one tile of the gallery, one row per query. On the CPU, the tile is padded, and the
-    /// logits of padding are -∞.
+    /// The logits of the queries and one tile of the gallery, one row per query. On the CPU, the tile is padded, and
+    /// the logits of padding are -∞.
     fn logits(&self, range: &Range<usize>) -> Result<Tensor, RetrievalError> {
         let (first, count) = (range.start as i64, range.len() as i64);
         let tile_gw = self.embeddings_gw.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;

@@ -44,7 +44,7 @@ struct StepCost {
     global_batch: f64,
     /// Operations of the matrix products.
     flops: f64,
-    /// Bytes that the update of the parameters moves at least.
+    /// Minimum number of bytes that the update of the parameters moves.
     update_bytes: f64,
 }
 
@@ -80,7 +80,7 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
         trainer.finish()?;
     }
     let memory = speed(times_ms.split_off(WARM_UP as usize), cost, 0.0);
-    // A training also holds the copy of its state that a checkpoint is written from.
+    // A training also holds a copy of its state, from which a checkpoint is written.
     let copy = trainer.copied_state()?;
     let (peak_gib, graph_nodes, path) = (peak_gib(device)?, trainer.graph_nodes(), trainer.work.path());
     drop(copy);
@@ -97,7 +97,7 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     })
 }
 
-/// Profiles a few steps. Returns `None` if this is not rank 0, which alone is profiled.
+/// Profiles a few steps of rank 0. Returns `None` on the other ranks.
 fn profile(trainer: &mut Trainer, batches: &[Batch], ranks: &Communicator) -> Result<Option<StepProfile>, TrainError> {
     let is_graph = trainer.graph_nodes().is_some();
     let mut steps = || {
@@ -124,7 +124,7 @@ pub(crate) fn peak_gib(device: Device) -> Result<Option<f64>, NativeError> {
     Ok(Some(cuda::memory(index)?.allocated_peak_bytes as f64 / (1_u64 << 30) as f64))
 }
 
-/// Bytes per parameter that an update moves at least, if gradients are numbers of type `kind`. The gradient is read
+/// Minimum number of bytes that an update moves per parameter, if gradients have type `kind`. The gradient is read
 /// twice, once for its norm. Four f32 numbers are read and written: the weight, its average and two moments. If `kind`
 /// has fewer bits than f32, a copy of the weight is written too.
 fn update_bytes(kind: Kind) -> f64 {

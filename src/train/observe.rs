@@ -153,8 +153,8 @@ impl Observer {
         self.spent.checkpoint_s += checkpoint.as_secs_f64();
     }
 
-    /// Whether rank 0 records histograms of the weights after step `step`: every `train.histogram_every` steps and after
-    /// the last step. Never, if that setting is 0.
+    /// Whether rank 0 records histograms of the weights after step `step`: every `train.histogram_every` steps and
+    /// after the last step. Never, if that setting is 0.
     pub(super) fn records_weights(&self, step: u64) -> bool {
         let every = self.train.histogram_every;
         every > 0 && (step.is_multiple_of(every) || step == self.train.steps)

@@ -13,9 +13,9 @@ use tch::{Device, Kind, Tensor};
 use super::error::TrainError;
 use crate::comm::Group;
 
-/// A digest of the bits of f32 or bf16 tensors. The bits of each number are read as an integer, the integers of each tensor are
-/// added up, and the digest is a hash of the sums of all tensors. A single flipped bit always changes a sum. The device
-/// computes the sums, and only the sums are copied to the host.
+/// A digest of the bits of f32 or bf16 tensors. The bits of each number are read as an integer, the integers of each
+/// tensor are added up, and the digest is a hash of the sums of all tensors. A single flipped bit always changes a sum.
+/// The device computes the sums, and only the sums are copied to the host.
 pub(super) fn digest(tensors: &[Tensor]) -> Result<u64, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let sum = |tensor: &Tensor| tensor.f_detach()?.f_view_dtype(integer(tensor))?.f_sum(Kind::Int64);

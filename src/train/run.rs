@@ -284,8 +284,8 @@ impl<'a> Training<'a> {
         Ok(self.batches.next_unless(gives_up)?)
     }
 
-    /// Launches the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for this
-    /// rank, but nothing changes. `data_hangs` injects a fault: the batch never comes.
+    /// Launches the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for
+    /// this rank, but nothing changes. `data_hangs` injects a fault: the batch never comes.
     ///
     /// Every `train.replay_check_every` steps, the ranks also check each other's gradients. Fails if a checkpoint is
     /// still being written after `supervise.checkpoint_timeout_s`.
@@ -331,7 +331,7 @@ impl<'a> Training<'a> {
         Ok((outcome, launched))
     }
 
-    /// Counts the step, after which the data continue at `next`. Fails if too many consecutive steps were skipped.
+    /// Counts a finished step. The data continue at `next`. Fails if too many consecutive steps were skipped.
     fn count_step(&mut self, outcome: &StepOutcome, next: Position) -> Result<(), TrainError> {
         self.step = outcome.step;
         self.position = next;

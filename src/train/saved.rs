@@ -106,7 +106,7 @@ impl Trainer {
         Ok(parts)
     }
 
-    /// A copy of the tensors that a checkpoint holds, in memory that a checkpoint would use.
+    /// Copies the tensors of a checkpoint into the same kind of memory as a checkpoint does.
     pub(super) fn copied_state(&self) -> Result<Vec<NamedTensors>, TrainError> {
         let (work, weights) = (&self.work, self.work.network.parameters().tensors());
         let lists = [&weights, &work.ema, &work.moments.exp_avgs, &work.moments.exp_avg_sqs];

@@ -1,9 +1,9 @@
-//! The part of an optimiser step that runs on the host. It passes the inputs to the device, starts the work, and reads a
-//! few numbers back.
+//! The part of an optimiser step that runs on the host. It passes the inputs to the device, starts the work, and reads
+//! a few numbers back.
 //!
 //! On CUDA the first steps run eagerly. Then the step, with its collectives, is recorded as a graph and replayed,
 //! unless `train.cuda_graph` is off. If the engine allows it, the host launches a step before it reads the numbers of
-//! the previous step, so that the device never waits for the host. The host waits for every step with a timeout,
+//! the previous step, so that the device need not wait for the host. The host waits for every step with a timeout,
 //! because a peer that dies during the step would block the stream forever.
 
 use std::collections::VecDeque;

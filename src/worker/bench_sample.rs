@@ -1,6 +1,6 @@
-//! `bench sample`: times the location of images with random weights and random embeddings. The times include all work of
-//! an evaluation without retrieval: the preparation of the sampler, the copies to and from the device, sampling, decoding
-//! and aggregation.
+//! `bench sample`: times the location of images with random weights and random embeddings. The times include all work
+//! of an evaluation without retrieval: the preparation of the sampler, the copies to and from the device, sampling,
+//! decoding and aggregation.
 
 use std::time::Instant;
 

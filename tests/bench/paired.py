@@ -4,10 +4,10 @@
     python3 tests/bench/paired.py TRUTH.csv OLD.csv NEW.csv
 
 Every file has the columns `id` (or `path`), `lat` and `lon`, as in the folder `eval` of a run. For each distance, this
-script prints the percentages of photos within that distance, and how many photos only one of the two evaluations located
-within it. Only these photos tell the two apart. The last column is the exact probability (McNemar's test, both sides) of
-at least such a difference if both were equally accurate. An interval from resampling would be too narrow, because there
-are only a few such photos.
+script prints the percentages of photos within that distance, and how many photos only one of the two evaluations
+located within it. Only these photos tell the two apart. The last column is the exact probability (McNemar's test, both
+sides) of a difference at least this large if both were equally accurate. With so few photos, an interval from resampling is too
+narrow.
 """
 import csv
 import math
@@ -29,7 +29,7 @@ def distance_km(one, other):
 
 
 def mcnemar(only_old, only_new):
-    """The probability of a split at least as uneven of that many coins."""
+    """The probability that this many fair coins split at least as unevenly."""
     coins = only_old + only_new
     tail = sum(math.comb(coins, count) for count in range(min(only_old, only_new) + 1)) / 2**coins
     return min(1.0, 2 * tail)

@@ -13,9 +13,9 @@ Modes:
                    the clipping of the gradient and a capturable AdamW. Sampling: bf16 weights, all steps and the
                    decoding of the samples.
 
-The network and the loss are those of `docs/examples/locdiff_torch.py`, by default with bf16 matrix products. The rows, their
-codes and the anchors' harmonics are random and already on the device. There is no moving average of the weights. The
-last line of the output is one JSON object. Needs only torch.
+The network and the loss are those of `docs/examples/locdiff_torch.py`, by default with bf16 matrix products. The rows,
+their codes and the anchors' harmonics are random and already on the device. There is no moving average of the weights.
+The last line of the output is one JSON object. Needs only torch.
 """
 # Letters at the end of tensor names: b batch, n chains, a anchors, d dimensions of a code.
 import argparse

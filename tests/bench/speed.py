@@ -54,7 +54,7 @@ def peer(options, mode, what, case):
 
 
 def milliseconds(what, run):
-    """The time per step or image. `bench sample` also gives the mean, which includes the preparation of the sampler."""
+    """The time per step or image. For `bench sample`, the mean, because it includes the preparation of the sampler."""
     if "s_per_image" in run:
         return 1e3 * run["s_per_image"]
     return run[{"train": "ms_per_step", "sample": "ms_per_image"}[what]]

@@ -105,7 +105,7 @@ pub struct StepSpeed {
     pub samples_per_s: f64,
     /// Operations of the matrix products per second and worker, in TFLOP/s, from the median.
     pub tflops: f64,
-    /// Memory traffic per second and worker that the update of the parameters needs at least, in GB/s, from the median.
+    /// Memory traffic of the parameter update per worker, in GB/s, from the median. This is a lower bound.
     /// It counts 38 bytes per parameter with bf16 products and 40 with f32 products: two reads of the gradient, one
     /// read and one write of the weight, its average and its two moments (all f32), and one write of the bf16 weight.
     pub gb_per_s: f64,
@@ -192,8 +192,8 @@ pub struct SampleBenched {
     /// Time to prepare the network and the anchors and to locate a first block, seconds. It is not part of the other
     /// times.
     pub prepare_s: f64,
-    /// Operations of the network's matrix products per second, in TFLOP/s, from the time for all images. The network
-    /// is counted as it is multiplied: collapsed or not.
+    /// Operations of the network's matrix products per second, in TFLOP/s, from the time for all images. If the
+    /// network is collapsed, these are the products of the collapsed network.
     pub tflops: f64,
     /// Number of places among which samples are decoded.
     pub anchors: u64,

@@ -1,4 +1,4 @@
-//! Copies from the device to main memory for which the host waits later.
+//! Copies from the device to main memory. The host waits for them later.
 
 use tch::{Device, Tensor};
 

@@ -43,8 +43,8 @@ extern "C" __global__ void harmonics(float* out, const double* points, const dou
   for_each_coefficient(points + 3 * point, sectoral, recursion, degree, m, [&](int i, float value) { row[i] = value; });
 }
 
-// The score code · Y(point) of some points for each code. `chosen` holds the indices of `per_code` points for each code,
-// `count` in all. Products and sums are f64. The threads of one y are whole warps and compute one score.
+// For each code, the scores code · Y(point) of `per_code` points, whose indices are in `chosen`. `count` is the number
+// of all scores. Products and sums are f64. The threads with the same y form whole warps and compute one score.
 extern "C" __global__ void scores_at(float* out, const double* points, const long long* chosen, const float* codes,
                                      const double* sectoral, const double2* recursion, int degree, int per_code,
                                      long long count) {

@@ -1,10 +1,10 @@
-// Four adjacent numbers of a row (a quad), which a thread keeps in registers. NVRTC compiles this file behind philox.cu
+// Four adjacent numbers of a row (a quad), which a thread keeps in registers. NVRTC compiles this file after philox.cu
 // and before the kernels that use it.
 //
 // T is the type of a network's values: bf16, or f16 if F16 is defined, or f32 if F32 is defined. If ALIGNED is defined,
 // all widths are multiples of four, and a quad is read and written at once.
 
-typedef unsigned short Bits;  // of a number of 16 bits
+typedef unsigned short Bits;  // the bits of a 16-bit number
 #ifdef F32
 typedef float T;
 #else

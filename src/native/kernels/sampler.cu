@@ -1,9 +1,9 @@
-// Kernels of the sampler. NVRTC compiles this file behind philox.cu and quads.cu, with --fmad=false. The values of the
+// Kernels of the sampler. NVRTC compiles this file after philox.cu and quads.cu, with --fmad=false. The values of the
 // network are f16 or f32.
 
-// out = sin(product + shift + terms[term_rows]). `product` has `rows` rows of `width` columns, and each of its rows adds
-// one row of `terms`. The rows of `out` are `out_stride` elements apart. One thread computes four adjacent columns of
-// ROWS rows, which mostly share a row of `terms` if images have one view.
+// out = sin(product + shift + terms[term_rows]). `product` has `rows` rows of `width` columns, and each of its rows
+// adds one row of `terms`. The rows of `out` are `out_stride` elements apart. One thread computes four adjacent columns
+// of ROWS rows, which mostly share a row of `terms` if images have one view.
 #define ROWS 4
 extern "C" __global__ void sine_rows(T* out, u64 out_stride, const T* product, const float* shift,
                                      const float* terms, const int* term_rows, u32 rows, u32 width) {
@@ -33,7 +33,7 @@ extern "C" __global__ void sine_rows(T* out, u64 out_stride, const T* product, c
 // x <- predicted_share * x0 + kept * x + fresh * n, where n is standard normal noise, and
 // x0 = conditional + strength * (conditional - unconditional). `bias` is added to both predictions. `unconditional` may
 // be null. The result is also written to `narrow_x`, unless `narrow_x` is null. If `kept` or `fresh` is 0, its term is
-// left out. One thread computes four adjacent elements, the block of Philox that draws their noise.
+// left out. One thread computes four adjacent elements, whose noise comes from one Philox block.
 extern "C" __global__ void denoise(float* x, T* narrow_x, const T* conditional, const T* unconditional,
                                    const float* bias, float strength, float predicted_share, float kept, float fresh,
                                    u64 seed, u32 stream, u64 step, const long long* first_sample, u64 samples,

@@ -1,5 +1,5 @@
 // The elementwise work of a training step without autograd: everything between the matrix products of the network, the
-// gradients of the losses, and the update of the weights. This file is compiled behind philox.cu and quads.cu.
+// gradients of the losses, and the update of the weights. This file is compiled after philox.cu and quads.cu.
 //
 // T is the type of activations and of rounded weights: bf16 or f32. Sums are computed in f32 and always in the same
 // order. A thread processes four adjacent columns.
@@ -142,7 +142,7 @@ extern "C" __global__ void sine(T* out, u32 out_stride, const float* z_bo, const
   store(out + (size_t)at.row * out_stride + at.column, value, at.count);
 }
 
-// The backward pass of `sine`. Also writes the sums of ROWS_PER_SUM rows of the result to one row of `sums`.
+// The backward pass of `sine`. Also adds up each group of ROWS_PER_SUM rows of the result into one row of `sums`.
 extern "C" __global__ void cosine(T* dz_bo, float* sums, u32 sums_stride, const T* dout, u32 dout_stride,
                                   const float* z_bo, const T* bias, DROPOUT, u32 rows, u32 width) {
   const Place at = place_in_columns(width);
@@ -180,7 +180,7 @@ extern "C" __global__ void column_sums(T* out, const float* rows_w, u32 rows, u3
   if (threadIdx.y == 0 && at.count > 0) store(out + at.column, sum, at.count);
 }
 
-// Writes the sums of ROWS_PER_SUM rows of a matrix to one row of `sums`.
+// Adds up each group of ROWS_PER_SUM rows of a matrix into one row of `sums`.
 extern "C" __global__ void row_group_sums(float* sums, const T* rows_w, u32 rows, u32 width) {
   const Place at = place_in_columns(width);
   Quad sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
@@ -389,7 +389,7 @@ extern "C" __global__ void divergence(T* gradient_ba, float* statistics, const f
   }
 }
 
-// Adds the losses of a micro-batch, divided by the number of rows of the global batch, to `before`: the weighted total,
+// sums = before + the losses of a micro-batch, divided by the number of rows of the global batch: the weighted total,
 // KL, L2, L1 and cosine. The sixth number is copied. Also writes the means over the micro-batch and the largest finite
 // logit (or prediction) to `local`. One block.
 extern "C" __global__ void add_losses(double* sums, double* local, const double* before, const float* statistics,
@@ -422,7 +422,7 @@ extern "C" __global__ void add_losses(double* sums, double* local, const double*
   local[5] = (double)largest;
 }
 
-// Number of elements whose squares one block of `squares` adds up, for a block of 256 threads.
+// Number of elements whose squares one block of `squares` (256 threads) adds up.
 #define ELEMENTS_PER_SUM 16384
 
 template <typename G>
@@ -439,7 +439,7 @@ __device__ inline void add_squares(float* sums, const G* gradient, u64 elements)
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// The sum of the squares of ELEMENTS_PER_SUM elements. The number of elements is a multiple of four.
+// Each block sums the squares of ELEMENTS_PER_SUM elements. The number of elements is a multiple of four.
 extern "C" __global__ void squares(float* sums, const T* gradient, u64 elements) {
   add_squares(sums, gradient, elements);
 }
@@ -459,18 +459,18 @@ extern "C" __global__ void accumulate(float* total, const T* gradient, int first
   store(total + i, value, 4);
 }
 
-// What every thread of `update` needs.
+// The numbers that all threads of `update` share.
 struct Control {
   float skip;       // 1 if nothing may change
-  float divisor;    // of the gradient, to clip it
+  float divisor;    // divides the gradient, to clip it
   float decay;      // factor of the weights: 1 - learning rate x weight decay
   float step_size;  // learning rate / (1 - beta1^updates)
   float correction; // sqrt(1 - beta2^updates)
   float average;    // weight of the new parameters in the moving average
 };
 
-// Decides how to update: adds up the partial sums of squares, and counts the update unless the gradient is not finite or
-// a rank has no rows. `numbers` receives the six sums and the squared norm. One block.
+// Prepares the update: adds up the partial sums of squares. Counts the update, unless the gradient is not finite or a
+// rank has no rows. `numbers` receives the six sums and the squared norm. One block.
 extern "C" __global__ void prepare_update(Control* control, double* numbers, float* updates, const float* squares,
                                           u32 blocks, const double* sums, const float* learning_rate, float clip_norm,
                                           float beta1, float beta2, float weight_decay, float average_min) {
@@ -481,7 +481,7 @@ extern "C" __global__ void prepare_update(Control* control, double* numbers, flo
   // The request of a rank without rows is NaN. Then nothing may change.
   squared += 0.0 * sums[5];
   for (u32 i = 0; i < 6; ++i) numbers[i] = sums[i];
-  numbers[6] = (double)(float)squared;  // not finite exactly if the update is skipped
+  numbers[6] = (double)(float)squared;  // finite unless the update is skipped
   const bool skip = !isfinite((float)squared);
   const float before = *updates, rate = *learning_rate;
   const double count = (double)before + 1.0;

@@ -6,7 +6,7 @@
 //! again, which takes a few microseconds per anchor. One pass handles many codes, so they share this cost.
 //!
 //! On CUDA, the kept harmonics are one tile. The number of rows of a tile is padded to a multiple of [`TILE_MULTIPLE`],
-//! because other products do not use the tensor cores well. Padding has the score −∞.
+//! because products of other sizes use the tensor cores poorly. Padding has the score −∞.
 //!
 //! [`Anchors::best`] and [`Anchors::scores`] need memory for the codes, the points and the kept harmonics. In addition,
 //! they hold at most:
@@ -16,8 +16,8 @@
 //! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Before
 //! this pass, each code is divided by its largest value, so that no number overflows. Then the best [`CANDIDATES`]
 //! anchors are rescored: a kernel computes their scores again from f32 harmonics, with sums in f64. Without rescoring,
-//! the best anchor would often be wrong if anchors are close together. At L = 47 and 1 km between anchors, bf16 alone is
-//! more than 1 km off for 87 % of clean codes.
+//! the best anchor would often be wrong if anchors are close together. At L = 47 and 1 km between anchors, bf16 alone
+//! is more than 1 km off for 87 % of clean codes.
 //!
 //! The coarse pass uses f16, not bf16. No harmonic exceeds √((2L+1)/4π), which is 2.75 at L = 47 and 9.02 at L = 511,
 //! so bits of the mantissa matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be
@@ -44,7 +44,7 @@ use crate::shdd::{Basis, Filter, ShddError};
 
 // Letters in tensor names: b codes, c coefficients ((L+1)² or those that a filter keeps), a anchors, k candidates.
 
-/// For each code, at least this many anchors are sorted and, if the coarse pass is not exact, rescored in f32.
+/// For each code, at least this many anchors are sorted and, if the coarse pass is not exact, rescored.
 pub const CANDIDATES: usize = 64;
 /// The number of rows of a tile is padded to a multiple of this.
 pub const TILE_MULTIPLE: usize = 128;
@@ -225,7 +225,7 @@ impl Anchors {
 
     /// The scores of all anchors for each code, `[b, a]` in f32 on the CPU. To stay within the memory budget, pass at
     /// most [`codes_per_pass`](Self::codes_per_pass) codes. On CUDA, or if the coarse pass uses f16, the best
-    /// [`CANDIDATES`] anchors of each code are rescored in f32.
+    /// [`CANDIDATES`] anchors of each code are rescored.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let (codes_bc, bounds_b) = self.bounded(codes_bc)?;
         check_bounds(&bounds_b)?;

@@ -1,4 +1,4 @@
-//! The best anchors of codes, which the host may read later than the device computes them.
+//! The best anchors of codes. The host can do other work while the device computes them.
 // Letters in tensor names: b codes, k best anchors.
 
 use tch::Tensor;

@@ -1,9 +1,9 @@
 //! Selects the largest columns of each row of a matrix.
 //!
 //! libtorch's `topk` over a wide row takes longer than the matrix product that computed the row. The columns of a wide
-//! row are therefore divided into blocks. `topk` first selects the k blocks with the largest maxima and then k columns of
-//! these blocks. This gives the same k values: a block that holds one of the k largest values has a maximum at least as
-//! large, and fewer than k other blocks can have a larger maximum.
+//! row are therefore divided into blocks. `topk` first selects the k blocks with the largest maxima and then k columns
+//! of these blocks. This gives the same k values: a block that holds one of the k largest values has a maximum at least
+//! as large, and fewer than k other blocks can have a larger maximum.
 //!
 //! If there are n blocks, block i holds the columns i, i + n, i + 2n and so on. libtorch computes the maxima of such
 //! blocks several times faster than those of adjacent columns, because adjacent threads then read adjacent columns.

@@ -134,7 +134,7 @@ pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
     values.iter().enumerate().fold(start, |best, (index, value)| if *value > best.1 { (index, *value) } else { best })
 }
 
-/// Number of threads for work on the CPU: those of libtorch, or a share of the cores if there is a GPU.
+/// Number of threads for work on the CPU: as many as libtorch has, or a share of the cores if there is a GPU.
 pub(in crate::shdd) fn threads() -> usize {
     let of_libtorch = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
     // The worker of a GPU has one libtorch thread. The GPUs of a machine share its cores.

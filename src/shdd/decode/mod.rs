@@ -2,7 +2,7 @@
 //! largest. Y(p) is the vector of harmonics at p.
 //!
 //! - [`anchors`]: computes the scores of fixed points (anchors) by matrix products over tiles. On a GPU, scores are
-//!   computed from 16-bit numbers, and the best anchors are scored again in f32.
+//!   computed from 16-bit numbers, and the best anchors are scored again more exactly.
 //! - [`neighbourhood`]: sums exp(score) over all anchors within a radius, in log space.
 //! - [`refine()`]: climbs from the best anchor to the mode on the continuous sphere, in f64.
 //! - [`Decoder`]: combines the three stages.

@@ -84,8 +84,8 @@ impl SourcePoints {
         self.filtered(whole_ac)
     }
 
-    /// The scores of the anchors `anchors_bk` (i64 on the device) for each code in `codes_bc` (f32 on the device). On CUDA,
-    /// products and sums are f64, otherwise f32.
+    /// The scores of the anchors `anchors_bk` (i64 on the device) for each code in `codes_bc` (f32 on the device). On
+    /// CUDA, products and sums are f64, otherwise f32.
     pub(super) fn scores_at(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, ShddError> {
         if let Some((encoder, points_n3)) = &self.kernel {
             let whole_bc = match &self.filter {

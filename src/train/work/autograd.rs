@@ -1,5 +1,5 @@
-//! A step with libtorch's autograd: on the CPU, in f32, and with tensor parallelism. The backward pass overlaps with the
-//! reduction of the gradients.
+//! A step with libtorch's autograd: on the CPU, in f32, and with tensor parallelism. The backward pass overlaps with
+//! the reduction of the gradients.
 //!
 //! Every data-parallel rank takes a slice of the global batch. The gradient buckets average over ranks, but the result
 //! must be the mean over the rows of the global batch. Each rank therefore multiplies its loss by its share of the rows
@@ -31,7 +31,7 @@ use crate::train::error::TrainError;
 /// early in the backward pass.
 const BUCKET_BYTES: usize = 25 << 20;
 
-/// What a step with autograd needs besides the state of training.
+/// The objects that a step with autograd uses, besides the state of training.
 #[derive(Debug)]
 pub(super) struct Autograd {
     pub(super) feed: Feed,

@@ -42,7 +42,7 @@ use crate::train::error::TrainError;
 /// Number of f32 in the struct `Control` of step.cu.
 const CONTROL: i64 = 6;
 
-/// The state of training, and what a step needs.
+/// The state of training, and the inputs, buffers and kernels of a step.
 #[derive(Debug)]
 pub(super) struct Explicit {
     kernels: Kernels,

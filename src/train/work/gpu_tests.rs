@@ -1,5 +1,5 @@
-//! Compares the explicit engine with autograd on a real GPU: losses, every gradient and every updated tensor. In the CPU
-//! variant, these tests are ignored.
+//! Compares the explicit engine with autograd on a real GPU: losses, every gradient and every updated tensor. In the
+//! CPU variant, these tests are ignored.
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -69,9 +69,9 @@ section! {
         /// On CUDA, record the training step once and replay it as a CUDA graph. false: launch each kernel separately, for
         /// debugging.
         pub cuda_graph: bool = true,
-        /// CPU threads per worker. "auto": 1 for a worker with a GPU; workers without a GPU share the cores of the node.
-        /// The number is chosen when a run is created, and stored with the run. It affects results in the last bits, so a
-        /// resumed run cannot change it.
+        /// CPU threads per worker. "auto": 1 for a worker with a GPU; workers without a GPU share the cores of the
+        /// node. The number is chosen when a run is created, and stored with the run. It affects results in the last
+        /// bits, so a resumed run cannot change it.
         pub threads: AutoOr<u32> = AutoOr::Auto,
         /// Steps whose gradient is not finite are skipped. This many skipped steps in a row end the run.
         pub nonfinite_steps_max: u32 = 20,

@@ -2,8 +2,8 @@
 //!
 //! The weights, their moving average, both moments, the rounded weights and the gradient each have one buffer with the
 //! same layout, so that a single kernel can update all parameters. Layers that multiply the same input are adjacent and
-//! form one matrix: the image layers of all modules, and their first time layers. The other weights are in the order of
-//! the modules, so that the gradients of a module can be reduced as soon as its backward pass is done.
+//! form one matrix: one for the image layers of all modules, one for their first time layers. The other weights are in
+//! the order of the modules, so that the gradients of a module can be reduced as soon as its backward pass is done.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The inputs of a step, in the memory where the device reads them.
 //!
-//! All small inputs are packed into one block of bytes, so that one copy brings them to the device. The copies from main
-//! memory run on a stream of their own, into one of two staging buffers, while the device still computes the previous
-//! step. A fast copy on the device then moves them to the addresses that a recorded step reads.
+//! All small inputs are packed into one block of bytes, so that one copy brings them to the device. The copies from
+//! main memory run on a stream of their own, into one of two staging buffers, while the device still computes the
+//! previous step. A fast copy on the device then moves them to the addresses that a recorded step reads.
 // Letters in tensor names: b rows of this rank's slice, e width of an embedding.
 
 use locdiff_core::geo::places;
@@ -145,7 +145,7 @@ impl StepInputs {
         let compute = CudaStream::current()?;
         for stage in &mut self.stages {
             (stage.bytes, stage.image_be) = (block()?, images()?);
-            // The memory may belong to earlier work of this stream, and it is set to zero on this stream.
+            // Earlier work of this stream may still use the memory, and this stream sets it to zero.
             stage.emptied.record(&compute)?;
         }
         self.form.allocations += 1;

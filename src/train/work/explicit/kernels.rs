@@ -47,8 +47,8 @@ const GROUPS_MAX: u32 = 32;
 const ROWS_PER_SUM: u32 = 64;
 /// Number of rows that a block sums at the same time.
 const GROUPS: u32 = 8;
-/// Kernels with only one sum for each column. They have few blocks, so that each block sums [`GROUPS_MAX`] rows at the
-/// same time.
+/// Kernels with only one sum for each column. They have few blocks, so each block sums [`GROUPS_MAX`] rows at the same
+/// time.
 const WITH_ONE_SUM: [&str; 3] = ["column_sums", "table_biases", "silu_backward"];
 /// Must equal ELEMENTS_PER_SUM of step.cu.
 const ELEMENTS_PER_SUM: i64 = 16_384;

@@ -12,8 +12,8 @@
 //! The sums run over the rows of timestep t. Because du is linear in dh, the gradient of b_x is Σ_t (1 + scale_t) ⊙
 //! dshift_t. An output that two later layers use receives two gradients: the second product adds to the first.
 //!
-//! The gradients of most weights, which nothing else waits for, and the time layers are computed on other streams
-//! ([`Side`]).
+//! Other streams ([`Side`]) compute the time layers and the gradients of most weights. No later kernel of the pass
+//! needs these gradients.
 // Letters in tensor names: b rows of the micro-batch, d dimensions of a code, a anchors, e width of an embedding, h
 // hidden width, t timesteps.
 
@@ -114,7 +114,7 @@ impl Explicit {
     }
 
     /// Computes the gradient of a micro-batch. `arrived` is called with the number of each part of the gradient
-    /// ([`FlatLayout::arrivals`](super::flat::FlatLayout)) when its kernels are launched. Returns the losses of each row.
+    /// ([`FlatLayout::arrivals`](super::flat::FlatLayout)) when its kernels are launched. Returns each row's losses.
     pub(super) fn pass(
         &self,
         micro: &Micro,
@@ -298,7 +298,7 @@ impl Explicit {
         let hidden_sum = time.hidden.size()[1];
         let dhidden = self.activations(rows, hidden_sum)?;
         let (dtime, dtime_wide) = (time.hidden.f_empty_like()?, self.floats(time.hidden.size()[0], hidden_sum)?);
-        // Other streams read these tensors, so they must live until the current stream has waited for them.
+        // Other streams read these tensors, so they must live until the current stream has waited for those streams.
         let mut held = Vec::new();
         for (index, module) in self.modules.iter().enumerate().rev() {
             let (own, target) = (&layers.modules[index], &gradients.modules[index]);

@@ -1,5 +1,5 @@
-//! Streams beside the current stream, for work that the current stream does not need at once. They let the GPU run small
-//! kernels at the same time.
+//! Streams beside the current stream, for work that the current stream does not need at once. They let the GPU run
+//! small kernels at the same time.
 
 use crate::native::cuda::{CudaEvent, CudaStream, Priority, with_stream};
 use crate::train::error::TrainError;
@@ -20,9 +20,9 @@ pub(super) struct Sides([CudaStream; 2]);
 
 /// Work that was launched on another stream.
 ///
-/// Tensors that the work uses must live until the stream on which they were allocated has waited for it. Tensors that
-/// the work allocates belong to its own stream. After they are freed, only later work of the same side can reuse their
-/// memory, and this work begins after everything that is then in the current stream.
+/// A tensor that the work uses must live until the stream that allocated the tensor has waited for the work. A tensor
+/// that the work allocates may be freed when its last use is in the current stream: only later work of the same side
+/// can reuse its memory, and [`Sides::run`] starts that work after everything in the current stream.
 #[derive(Debug)]
 pub(super) struct Aside<R> {
     pub(super) result: R,
