@@ -6,8 +6,8 @@
 Every file has the columns `id` (or `path`), `lat` and `lon`, as in the folder `eval` of a run. For each distance, this
 script prints the percentages of photos within that distance, and how many photos only one of the two evaluations
 located within it. Only these photos tell the two apart. The last column is the exact probability (McNemar's test, both
-sides) of a difference at least this large if both were equally accurate. With so few photos, an interval from resampling is too
-narrow.
+sides) of a difference at least this large if both were equally accurate. With so few photos, an interval from
+resampling is too narrow.
 """
 import csv
 import math

@@ -115,8 +115,8 @@ impl RunChoice {
     }
 }
 
-/// A note about runs whose names resemble `name`, which may be misspelt. The note is empty if there are none, or if
-/// `name` is empty.
+/// `name` may be misspelt, so this note names the runs with similar names. The note is empty if no run has a similar
+/// name, or if `name` is empty.
 fn similar_runs(dir: &Path, name: &str) -> String {
     let folders = if name.is_empty() { Vec::new() } else { runs(dir).unwrap_or_default() };
     let others: Vec<String> =
