@@ -22,8 +22,8 @@ fn main() {
     if cuda {
         println!("cargo::rustc-cfg=locdiff_cuda");
     }
-    // Clippy does not need the compiled shim. It runs this script with a separate output folder, so the shim would be
-    // compiled a second time for nothing.
+    // Clippy does not need the compiled shim. Clippy runs this script with a separate output folder, so without this
+    // condition the shim would be compiled a second time.
     if std::env::var_os("CLIPPY_ARGS").is_none() {
         compile_shim(&libtorch, cuda);
     }

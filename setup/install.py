@@ -129,14 +129,14 @@ def remove(root, names):
 
 
 def install(binaries, root):
-    """Installs all files. Removes files of an earlier installation that this one does not have. Returns the total size of the libraries in bytes."""
+    """Installs all files. Removes the files of an earlier installation that are not part of this installation. Returns the total size of the libraries in bytes."""
     files = planned_files(binaries)
     before = read_list(root)
     names = {LIST, *files}
     parents = {folder for name in names for folder in Path(name).parents}
     created = {folder.as_posix() + "/" for folder in parents if not (root / folder).exists()}
     # The list is written first. If the installation is interrupted, the list already names everything to remove.
-    # A file of another program with the same name is added to the list only when it has been replaced.
+    # If a file of another program has the name of a new file, the list names it only after it has been replaced.
     new = {name for name in names if not (root / name).exists()}
     write_list(root, before | created | new)
     size_bytes = 0

@@ -60,7 +60,7 @@ fn memory_left_bytes(group: &Path, controller: &Controller) -> Option<u64> {
 }
 
 /// The folders of this process's group and of all groups that contain it, innermost first. In a container, the path in
-/// `/proc/self/cgroup` may not exist below the mounted folder. Then the mounted folder is the container's group.
+/// `/proc/self/cgroup` may not exist below the mounted folder. If so, the mounted folder is the container's group.
 fn groups(root: &Path, controller: &Controller) -> Vec<PathBuf> {
     let table = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     // Each line is NUMBER:CONTROLLERS:PATH. In the line of version 2, CONTROLLERS is empty.

@@ -119,8 +119,8 @@ pub enum FailureKind {
     Final,
     /// A worker was killed, stopped responding, or lost its peers.
     Lost,
-    /// A worker panicked, exited, crashed, or got an error from CUDA. If the same thing happens at the same step again,
-    /// the failure is final.
+    /// A worker panicked, exited, crashed, or got an error from CUDA. The second failure of the same sort at the same
+    /// step is final.
     Crash,
     /// Storage or network failed, perhaps only temporarily.
     Outage,

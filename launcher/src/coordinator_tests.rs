@@ -370,7 +370,7 @@ proptest! {
             let is_working = matches!(gang.phase, Phase::Starting | Phase::Running);
             prop_assert!(gang.causes.is_empty() || !is_working, "the gang was not stopped after {:?}", gang.causes);
         }
-        // The supervisor looks at the clock every second. The longest limit of a phase is half an hour.
+        // Tick every second, like the supervisor, and for longer than the longest limit of a phase (half an hour).
         for second in 40..2000 {
             if gang.deadline().is_some() {
                 actions.extend(gang.step(GangEvent::Tick, at(second)));

@@ -96,10 +96,10 @@ fn describe(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
     })
 }
 
-/// Finds the GPUs and MIG instances that are visible. `selection` is the value of `CUDA_VISIBLE_DEVICES`; if it is
-/// `None`, all GPUs are visible. Each entry of the list is the index of a GPU, the beginning of a GPU's UUID, or the
-/// UUID of a MIG instance (`instance` finds the instance). The first entry that matches nothing, and all entries after
-/// it, are ignored.
+/// Finds the GPUs and MIG instances that are visible. `selection` is the value of `CUDA_VISIBLE_DEVICES`, a list. If it
+/// is `None`, all GPUs are visible. Each entry of the list is the index of a GPU, the beginning of a GPU's UUID, or the
+/// UUID of a MIG instance. `instance` finds a MIG instance by its UUID. The first entry that matches nothing, and all
+/// entries after it, are ignored.
 fn visible(all: &[Gpu], instance: impl Fn(&str) -> Option<Gpu>, selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {

@@ -15,8 +15,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::error::exit_code_of;
 use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout};
 
-/// How long a command waits at its end for its text to be written. After this time, it gives up on stderr. It continues
-/// to wait for stdout until the text is written or a signal arrives, unless a signal has already stopped the command.
+/// How long a command waits at its end for its text to be written. After this time, the command gives up on stderr. It
+/// waits on for stdout until the text is written or a signal arrives, unless a signal has already stopped the command.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Time between checks of whether all text has been written to stdout.

@@ -159,8 +159,8 @@ impl Pulses {
     /// A stuck worker and the limit that it exceeded; `None` if no worker is stuck. Of several stuck workers, returns
     /// one at the lowest step.
     ///
-    /// In a rendezvous, all workers wait for each other, so the step does not tell which one is at fault. If a worker
-    /// has stopped sending heartbeats there, returns that worker.
+    /// In a rendezvous, all workers wait for each other, so the step does not tell which worker is at fault. If a
+    /// worker has then stopped sending heartbeats, returns that worker.
     pub fn stuck(&self, now: Duration) -> Option<(StuckWorker, Duration)> {
         let overdue = self.judged().filter(|(_, worker, since)| now >= *since + self.limits.of(worker.phase()));
         let (rank, worker, _) = overdue.min_by_key(|(_, worker, _)| (worker.step(), worker.progressed_at))?;
@@ -177,7 +177,8 @@ impl Pulses {
     /// The worker that probably kept its peers waiting, after the peers in `complained` reported a failed collective
     /// operation. A worker that did not complain is a candidate if it is not in a collective operation, is behind the
     /// furthest worker, or has stopped sending heartbeats. Of several candidates, returns the one whose last progress
-    /// is oldest. If there is no candidate, but several workers complained and only one did not, returns that one.
+    /// is oldest. If there is no candidate, but several workers complained and only one worker did not, returns the
+    /// worker that did not complain.
     pub fn suspect(&self, complained: &[u32], now: Duration) -> Option<StuckWorker> {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;

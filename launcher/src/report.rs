@@ -62,7 +62,7 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
     };
     let step = involved(first).first().and_then(|rank| ranks.get(*rank as usize)).map_or(0, |rank| rank.step);
     let gang = GangFailure { what: what(first), step, first_cause: lines[0].clone(), causes: lines, ranks };
-    // A worker that SIGKILL does not end still holds its device, so a restart would fail.
+    // A worker that survives SIGKILL still holds its device, so a restart would fail.
     let is_held = causes.iter().any(|cause| matches!(cause, Cause::Unkillable(_)));
     error.with_kind(if is_held { FailureKind::Final } else { kind(first) }).with_gang(gang)
 }
@@ -370,7 +370,7 @@ fn rank_list(ranks: &[u32]) -> String {
 }
 
 /// Returns the kernel function in which a thread of the process is in uninterruptible sleep (state D). If no thread is
-/// in this state, returns the one in which the main thread waits. Returns `None` if the function is unknown.
+/// in this state, returns the kernel function in which the main thread waits. `None` if the function is unknown.
 fn wait_channel(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let in_state_d = |task: &PathBuf| {

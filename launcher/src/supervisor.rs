@@ -300,7 +300,8 @@ async fn supervise(
     };
     observations.close();
     let interrupts_before = interrupts;
-    // If a signal asked the run to stop, wait for a hung disk no longer than workers may take to stop, plus a second.
+    // If a signal asked the run to stop, do not wait long for a hung disk: at most the time that workers may take to
+    // stop, plus a second.
     let preempt_limit = gang.limits.preempt + OUTPUT_GRACE;
     let limit = match interrupts {
         _ if is_disk_stuck => OUTPUT_GRACE,

@@ -33,7 +33,7 @@ use crate::run_folder::{CONFIG, is_run};
 use crate::supervisor::{Echo, GangResult, Silence, Supervisor};
 use restarts::try_again;
 
-/// The longest time that [`run_repeatable`] waits for an outage to end, in seconds. Applies if
+/// The longest time that [`run_repeatable`] waits for an outage to end, in seconds, even if
 /// `supervise.outage_patience_s` is longer.
 const OUTAGE_PATIENCE_S_MAX: f64 = 60.0;
 
@@ -76,7 +76,8 @@ pub(crate) fn resolve(global: &Global) -> Result<Resolved, LaunchError> {
 }
 
 /// Like [`resolve`], but if the flags name an existing run and `--config` is not given, the run's own configuration is
-/// the base. In this case, the run stays in the folder where it was found, even if the folder was moved.
+/// the base. The run then stays in the folder where it was found, even if its configuration still names an older folder
+/// because the run was moved.
 pub(crate) fn resolve_with_run(global: &Global) -> Result<Resolved, LaunchError> {
     let named = named_run_folder(global).filter(|(_, folder)| global.config.is_empty() && is_run(folder));
     let Some((checkpoint, folder)) = named else { return resolve(global) };
@@ -87,7 +88,7 @@ pub(crate) fn resolve_with_run(global: &Global) -> Result<Resolved, LaunchError>
     Ok(config::load(&layers)?)
 }
 
-/// The folder of the run that the flags name, which may not exist. `None` if they name no run, or if they are invalid.
+/// The folder of the run that the flags name. The folder may not exist. `None` if the flags name no run or are invalid.
 fn named_run_folder(global: &Global) -> Option<(CheckpointConfig, PathBuf)> {
     let checkpoint = resolve_for(global, &["checkpoint"]).ok()?.config.checkpoint;
     let folder = Path::new(&checkpoint.dir).join(&checkpoint.run);
@@ -107,8 +108,8 @@ pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchErr
     Ok((resolved, world))
 }
 
-/// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. If the flags do not choose a device,
-/// CUDA is used if `inventory` has a GPU.
+/// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. If no device is chosen, the
+/// device is CUDA when `inventory` has a GPU, and otherwise the CPU.
 fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
     let named =
         config::load_for(&global.layers("demo"), &[]).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
@@ -116,7 +117,7 @@ fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
 }
 
 /// Starts the workers of `world`, gives each of them `job`, and waits for all results. Logs the output of the workers.
-/// Restarts nothing, because a restart would hide what `self-check` and `bench` look for.
+/// Restarts nothing, because a restart would hide the failures that `self-check` and `bench` look for.
 pub(crate) fn run_gang<T: TypedResult>(
     resolved: &Resolved,
     world: &NodeWorkers,

@@ -67,7 +67,7 @@ fn put_in_place(
     Ok((written.bytes, written.xxh3))
 }
 
-/// The configuration in the checkpoint's `state.json`. If the checkpoint has no configuration, this is the
+/// The configuration in the checkpoint's `state.json` or, if the checkpoint has no configuration, the
 /// configuration of the job.
 fn configuration(checkpoint: &Checkpoint, job: &ExportJob) -> Result<RunConfig, CheckpointError> {
     if checkpoint.file(STATE).is_none() {

@@ -248,7 +248,7 @@ fn check_parameter(group: &Group, parameter: &Tensor) -> Result<(), String> {
 
 /// Assigns each parameter a position in a bucket, from the last parameter to the first. A new bucket begins if the next
 /// gradient does not fit into the current bucket or has another type. A gradient that is larger than `bucket_bytes` has
-/// a bucket for itself. Returns the positions, and the kind and length of each bucket.
+/// a bucket for itself. Returns the positions, and the type and length of each bucket.
 fn plan(parameters: &[(Kind, usize)], bucket_bytes: usize) -> (Vec<Slot>, Vec<(Kind, usize)>) {
     let mut slots = Vec::with_capacity(parameters.len());
     let mut buckets: Vec<(Kind, usize)> = Vec::new();

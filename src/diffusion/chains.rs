@@ -28,7 +28,8 @@ pub struct Chains {
     kernel: Option<Kernel>,
 }
 
-/// The predictions of a network for one step, in the type of its values and without the bias of its last layer.
+/// The predictions of a network for one step, before the bias of the last layer is added. The predictions have the same
+/// number type as the values in the network.
 #[derive(Debug)]
 pub struct Predictions<'a> {
     /// The prediction with the image.

@@ -115,7 +115,7 @@ impl Engine {
     }
 
     /// Starts to decode the codes of a block. `expected_id` holds the mean of the first predictions for each image.
-    /// Both are unscaled.
+    /// `codes_nd` and `expected_id` are unscaled.
     pub(super) fn start(&self, codes_nd: Tensor, expected_id: &Tensor) -> Result<Sampled, InferError> {
         let (decoding, expected) = (self.decoder.start(&codes_nd)?, Readback::start(&[expected_id])?);
         Ok(Sampled { codes_nd, decoding, expected })
@@ -134,8 +134,9 @@ impl Engine {
         Ok(located.map(|(samples, aggregate)| ImageSamples { aggregate, samples: samples.to_vec() }).collect())
     }
 
-    /// Draws all samples. Returns the code of each sample, and for each image the mean of the predictions x̂_0 that the
-    /// first sampler step makes, from pure noise and without guidance. Both are unscaled.
+    /// Draws all samples. Returns the code of each sample. Also returns, for each image, the mean of the predictions
+    /// x̂_0 in the first sampler step. These predictions are made from pure noise and without guidance. Codes and means
+    /// are unscaled.
     pub(super) fn sample(
         &self,
         block: &ImageBlock,

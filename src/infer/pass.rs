@@ -1,12 +1,12 @@
 //! Locates many blocks of images, one after the other.
 //!
 //! On a GPU, a pass collapses the network at the timesteps of the sampler ([`Collapsed`]) and captures all steps of a
-//! block in one CUDA graph. Both are freed at the end of the pass. While the GPU samples and decodes a block, the CPU
-//! aggregates the samples of the previous block.
+//! block in one CUDA graph. The collapsed network and the graph are freed at the end of the pass. While the GPU samples
+//! and decodes a block, the CPU aggregates the samples of the previous block.
 //!
-//! The network is not collapsed on the CPU, where blocks are small, or if a bottleneck would make the collapsed network
-//! larger. If the matrices A_t of all timesteps exceed the memory limit, they are formed again at every step. This does
-//! not change the answers, so the limit may depend on the GPU.
+//! On the CPU, blocks are small, so the network is not collapsed. On a GPU, it is not collapsed if a bottleneck would
+//! make the collapsed network larger. If the matrices A_t of all timesteps exceed the memory limit, they are formed
+//! again at every step. The answers stay the same, so the limit may depend on the GPU.
 // Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains, d dimensions
 // of the code.
 
@@ -124,8 +124,8 @@ struct CollapsedChains<'a> {
     work: Workspace,
     /// For guidance: the terms without an image, the rows of these terms, and memory for a second prediction.
     no_image: Option<(ImageTerms, Tensor, Workspace)>,
-    /// The captured steps, and the mean of the first predictions for each image. `None` on the CPU, and before the
-    /// first block.
+    /// The captured steps, and for each image the mean of the predictions in the first step. `None` on the CPU, and
+    /// before the first block.
     captured: Option<(Graph, Tensor)>,
 }
 
@@ -157,8 +157,8 @@ impl<'a> CollapsedChains<'a> {
         })
     }
 
-    /// Samples the chains of a block. Returns their codes, and the mean of the first predictions for each image, both
-    /// unscaled.
+    /// Samples the chains of a block. Returns the codes of the chains, and for each image the mean of the predictions
+    /// in the first step. Codes and means are unscaled.
     fn run(&mut self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<(Tensor, Tensor), InferError> {
         let image = self.network.image_terms(&self.engine.network.prepare(embeddings_ive, None)?)?;
         self.image.copy_from(&image)?;
@@ -166,7 +166,7 @@ impl<'a> CollapsedChains<'a> {
         self.chains.start(first_sample)?;
         let expected_id = if self.engine.device().is_cuda() {
             if self.captured.is_none() {
-                // The first step is taken once before the capture, because a capture must not load code.
+                // The first step is taken once before the capture, because no code may be loaded during a capture.
                 let _ = self.take_steps(1)?;
                 self.chains.start(first_sample)?;
                 self.captured = Some(Graph::capture("sampler steps", || self.take_steps(usize::MAX))?);
@@ -180,7 +180,7 @@ impl<'a> CollapsedChains<'a> {
         Ok((self.chains.codes().f_div_scalar(CODE_SCALE)?, expected_id.f_div_scalar(CODE_SCALE)?))
     }
 
-    /// Takes at most `count` steps. Returns the mean of the first predictions for each image.
+    /// Takes at most `count` steps. Returns the mean prediction of the first step for each image, over its samples.
     fn take_steps(&self, count: usize) -> Result<Tensor, InferError> {
         let (x_nd, bias_d) = (self.chains.input(), self.network.head_bias());
         let mut expected_id = None;
@@ -250,7 +250,8 @@ mod tests {
         let _without_gradients = tch::no_grad_guard();
         for (index, parameter) in denoiser.network.parameters().iter().enumerate() {
             if parameter.name.contains("time.2") {
-                // Hidden layers have (L + 1)² numbers. Dividing by L + 1 keeps scales and shifts equally large.
+                // Hidden layers have (L + 1)² numbers, so dividing by L + 1 gives scales and shifts the same size at
+                // any degree.
                 let size = 0.24 / f64::from(denoiser.degree + 1);
                 let noise = normals(index as u16, 1, parameter.tensor.numel(), parameter.tensor.device()) * size;
                 parameter.tensor.shallow_clone().copy_(&noise.view(parameter.tensor.size().as_slice()));
@@ -258,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Trains the network on one place for each view of the tests, by the sign of the gradient.
+    /// Trains the network to predict one place for each view of the tests. Each step follows the sign of the gradient.
     fn train(denoiser: &Denoiser) {
         const STEPS: u16 = 150;
         const COPIES: i64 = 16;

@@ -14,18 +14,20 @@ use crate::shards::{
     BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection,
 };
 
-/// Facts that no manifest gives are measured on at most this many photos, from at most this many blocks.
+/// If no manifest gives a fact about the data, it is measured on a sample. These are the largest numbers of photos and
+/// blocks in the sample.
 const SAMPLE_ROWS: usize = 256;
 const SAMPLE_BLOCKS: usize = 4;
 
-/// With fewer photos, features that are not from CLIP could have a low place rank by chance.
+/// The place rank is measured only with at least this many photos. With fewer, features that are not from CLIP could
+/// have a low place rank by chance.
 const RANKED_ROWS_MIN: usize = 16;
 
 /// Bytes that a gallery needs per point, in addition to the embedding.
 const PLACE_BYTES: usize = 72;
 
 /// Facts about the embeddings of a data set. If the data set has no manifest and `head` needs the mean length of the
-/// embeddings, the length is measured on some rows. The place rank is not measured.
+/// embeddings, the length is measured on some rows. `place_rank` is left `None`.
 pub fn data_facts(
     location: &str,
     dataset: &Dataset,
@@ -89,8 +91,8 @@ impl PhotoSample {
         Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
     }
 
-    /// See [`DataFacts::place_rank`]. Places that GeoCLIP cannot tell apart share the mean of their ranks. `None` if
-    /// there are too few photos to tell a rank from chance.
+    /// Computes [`DataFacts::place_rank`]. Places to which GeoCLIP gives the same score share the mean of their ranks.
+    /// Returns `None` if there are too few photos to distinguish the result from chance.
     fn place_rank(&self, geoclip: &Geoclip) -> Result<Option<f64>, InferError> {
         if self.places.len() < RANKED_ROWS_MIN {
             return Ok(None);
@@ -99,8 +101,8 @@ impl PhotoSample {
         let places = Embedder::new(geoclip.location_encoder(device)?, 1).embed(&self.places)?;
         let places_rw = Tensor::f_from_slice(&places)?.f_view([rows, -1])?;
         let head = geoclip.image_head(device)?;
-        // One row per photo. The length of a photo's embedding does not matter: only values in one row are compared. On
-        // one thread, all workers compute the same bits.
+        // The similarities have one row per photo. Photo embeddings need not be normalised, because only values in the
+        // same row are compared. With a single thread, all workers compute the same bits.
         let threads = tch::get_num_threads();
         tch::set_num_threads(1);
         let similarities = head.encode(&self.embeddings_re).and_then(|photos| Ok(photos.f_matmul(&places_rw.f_tr()?)?));
@@ -117,7 +119,8 @@ impl PhotoSample {
 }
 
 /// The place rank of the training photos, or of the photos in `dataset` if the training photos cannot be read or have
-/// embeddings of another width. Choosing by the training photos keeps the places of test photos out of the choice.
+/// embeddings of another width. The rank decides which head is used. Ranking the training photos keeps the places of
+/// test photos out of this decision.
 fn place_rank(
     config: &RetrievalConfig,
     shards: &ShardsConfig,
@@ -134,7 +137,8 @@ fn place_rank(
 
 /// The head to use with the data at `location`: the configured head or, if this is "auto", a head that fits the data.
 /// The choice depends only on the data and on GeoCLIP's weights, so all workers make the same choice. If `is_logging`
-/// is true, the choice is logged, or a warning if the configured head does not recognise the places of the photos.
+/// is true, a choice for "auto" is logged, and a configured head "geoclip" that does not recognise the places of the
+/// photos causes a warning.
 pub fn chosen_head(
     config: &RetrievalConfig,
     shards: &ShardsConfig,

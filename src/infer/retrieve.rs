@@ -42,8 +42,8 @@ pub struct Retrieval {
 impl Retrieval {
     /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
     /// is optional and cannot be done with this data and memory. In the second case, logs a warning if `is_logging` is
-    /// true. A job that tunes LocDiff-H fails instead. While gallery points are embedded, calls `progress` with the
-    /// number of points done and the number of all points.
+    /// true. Retrieval is never optional in a job that tunes LocDiff-H. While gallery points are embedded, calls
+    /// `progress` with the number of points done and the number of all points.
     pub fn open(
         job: &EvalJob,
         rows: &ImageRows,

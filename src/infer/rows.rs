@@ -51,7 +51,7 @@ pub struct ImageBlock {
     pub first: u64,
     /// The images, at most `size`.
     pub images: Vec<Image>,
-    /// Images per block. If the block has fewer images, it is padded.
+    /// Images per block. A block with fewer images is padded to this size.
     pub size: usize,
     /// Views per image.
     pub views: usize,

@@ -2,7 +2,8 @@
 //! compares two distributions over anchors on the sphere.
 //!
 //! In reading order:
-//! - [`Loss`]: computes the weighted sum. The configuration sets its weights. [`Losses`] holds the sum and its terms.
+//! - [`Loss`]: computes the weighted sum of the loss terms. The weights come from the configuration. [`Losses`] holds
+//!   the sum and the terms.
 //! - `kl`: computes the KL divergence over anchors, which may be split over ranks.
 //!
 //! This module draws no random numbers: the caller draws new anchors for every mini-batch and passes their harmonics.

@@ -160,7 +160,8 @@ impl Losses {
     }
 }
 
-/// The error for a loss that is not finite. `largest` is [`Losses::largest`], and `has_kl` says whether it is a logit.
+/// The error for a loss that is not finite. `largest` is [`Losses::largest`]: a logit if `has_kl` is true, otherwise a
+/// predicted value.
 pub fn not_finite(step: u64, rank: u32, loss: f64, largest: f64, has_kl: bool) -> LossError {
     let what = if has_kl { "logit over the anchors" } else { "value of the prediction" };
     let largest = match largest {

@@ -30,7 +30,7 @@ pub struct Architecture {
 /// The sizes of one C-Siren.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleShape {
-    /// Name of the module. The names of its parameters begin with it.
+    /// Name of the module. The names of the module's parameters begin with this name.
     pub name: &'static str,
     /// Width of the input.
     pub input: i64,

@@ -9,10 +9,11 @@
 //! ```
 //!
 //! A_t and c_t depend only on the timestep, and g(e) only on the image. c_t and g(e) stay in f32. On CUDA, a kernel
-//! adds them to the product, takes the sine and writes it into its part of the skip connection's concatenation.
+//! adds them to the product A_t x, computes the sine, and writes the result directly into one half of the tensor that a
+//! skip connection concatenates.
 //!
-//! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers. They have three more bits, and
-//! the values of a sampler stay far below the largest f16 number.
+//! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers. The mantissa of f16 has three
+//! more bits than that of bf16, and the values of a sampler stay far below the largest f16 number.
 //!
 //! The matrices A_t of all timesteps are kept in memory, or formed again whenever they are used. Both give the same
 //! bits.
@@ -40,7 +41,7 @@ const ROWS_PER_THREAD: u32 = 4;
 #[derive(Debug)]
 pub struct Collapsed {
     modules: Vec<CollapsedModule>,
-    /// For each module, the transposed matrices A_t of all timesteps. `None` if they are formed when they are used.
+    /// For each module, the transposed matrices A_t of all timesteps. `None` if each use computes its matrix.
     kept: Option<Vec<Vec<Tensor>>>,
     /// The transposed weight of the head.
     head_od: Tensor,
@@ -65,7 +66,7 @@ struct CollapsedModule {
     shifts: Vec<Tensor>,
 }
 
-/// The terms g(e) of some images: for each module, f32 with one row per image.
+/// The terms g(e) of some images: for each module, one f32 tensor with one row per image.
 #[derive(Debug)]
 pub struct ImageTerms(Vec<Tensor>);
 
@@ -81,8 +82,9 @@ impl ImageTerms {
 pub struct Workspace {
     /// The input of the head: the outermost concatenation of a skip connection.
     outer: Tensor,
-    /// The inputs of all modules but the first. They, `outer` and `outputs` share memory: the left half of each
-    /// concatenation is the output of a module on the way up, and the right half that of a module on the way down.
+    /// The inputs of all modules but the first. `inputs`, `outer` and `outputs` share memory: the left half of each
+    /// concatenation is the output of a module on the way up, and the right half is the output of a module on the way
+    /// down.
     inputs: [Tensor; MODULES - 1],
     outputs: [Tensor; MODULES],
     /// The product of each module.
@@ -153,7 +155,7 @@ impl Collapsed {
         Ok(collapsed)
     }
 
-    /// The terms g(e) of images. `image` holds the terms that [`CsUnet::prepare`] computes for them.
+    /// The terms g(e) of images. `image` is the result of [`CsUnet::prepare`] for these images.
     pub fn image_terms(&self, image: &Conditioned) -> Result<ImageTerms, ModelError> {
         let _without_gradients = tch::no_grad_guard();
         let term = |(module, hidden_rh): (&CollapsedModule, &Tensor)| -> Result<Tensor, ModelError> {

@@ -62,7 +62,8 @@ impl Parameters {
     }
 
     /// Moves the values into `places`, which become the tensors of the parameters. `places` holds one tensor per
-    /// parameter, in the order of the list and with the shape of the parameter. The parameters then need no gradient.
+    /// parameter, in the order of the list and with the shape of the parameter. Afterwards, autograd computes no
+    /// gradients for the parameters.
     pub fn move_into(&mut self, places: Vec<Tensor>) -> Result<(), ModelError> {
         let _without_gradients = tch::no_grad_guard();
         for (parameter, mut place) in self.list.iter_mut().zip(places) {
@@ -87,8 +88,8 @@ impl Parameters {
         both.map(|(parameter, tensor)| Ok((parameter.name.clone(), whole(parameter, tensor)?))).collect()
     }
 
-    /// Copies this rank's part of each unsplit tensor in `tensors` into its parameter, which keeps its type and device.
-    /// `tensors` must contain exactly one tensor for every parameter.
+    /// Copies this rank's part of each unsplit tensor in `tensors` into the parameter of the same name. The parameters
+    /// keep their types and devices. `tensors` must contain exactly one tensor for every parameter.
     ///
     /// If a name or a shape does not match, this returns an error and changes nothing.
     pub fn load(&mut self, tensors: &[(String, Tensor)]) -> Result<(), ModelError> {

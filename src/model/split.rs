@@ -14,16 +14,16 @@ pub enum Split {
     Replicated,
     /// A piece of the first dimension: the weights of some of the layer's outputs.
     Rows,
-    /// The same piece of each half of the first dimension. Used for a layer whose outputs are two vectors, one after
-    /// the other.
+    /// Two pieces of the first dimension, at the same position in its first half and in its second half. Used for a
+    /// layer whose output is two concatenated vectors.
     RowHalves,
     /// A piece of the second dimension: the weights of some of the layer's inputs.
     Columns,
 }
 
 impl Split {
-    /// The piece of the tensor `whole` that rank `rank` of `ranks` holds. `name` is the name of the parameter in
-    /// errors.
+    /// The piece of the tensor `whole` that rank `rank` of `ranks` holds. Errors call the parameter
+    /// `name`.
     pub fn piece(self, name: &str, whole: &Tensor, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
         if ranks == 1 {
             return Ok(whole.shallow_clone());

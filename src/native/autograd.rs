@@ -107,7 +107,7 @@ pub struct GradientHook {
     panicked: Arc<AtomicBool>,
 }
 
-// SAFETY: the handle is a shared pointer whose target is guarded by a mutex; the function is `Send` and `Sync`.
+// SAFETY: the handle is a shared pointer; a mutex guards its target. The hook function is `Send` and `Sync`.
 unsafe impl Send for GradientHook {}
 // SAFETY: methods that take `&self` do not change the handle, and a mutex guards the target of the handle.
 unsafe impl Sync for GradientHook {}

@@ -12,7 +12,7 @@ pub const BACKTRACE_SIGNAL: Signal = Signal::SIGUSR2;
 /// Largest number of frames to print.
 const FRAMES_MAX: usize = 24;
 
-/// Installs a handler for [`BACKTRACE_SIGNAL`], which prints a backtrace to stderr. The backtrace shows the main
+/// Installs a signal handler that prints a backtrace to stderr on [`BACKTRACE_SIGNAL`]. The backtrace shows the main
 /// thread, because the kernel prefers this thread when a signal is sent to the process.
 pub fn print_on_request() -> nix::Result<()> {
     let action = SigAction::new(SigHandler::Handler(print), SaFlags::SA_RESTART, SigSet::empty());

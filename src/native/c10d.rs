@@ -219,8 +219,8 @@ impl ProcessGroup {
     /// Makes every pending collective of the group fail. Any thread may call this. The group cannot be used afterwards.
     ///
     /// On NCCL, the communicators are aborted. Gloo has no abort, so the shim starts a receive that times out. This
-    /// timeout closes the connections of the group. The pending collectives of this rank then fail, and those of the
-    /// peers fail when they notice the closed connections.
+    /// timeout closes the connections of the group. The pending collectives of this rank then fail. The peers'
+    /// collectives fail when the peers notice the closed connections.
     pub fn abort(&self) -> Result<(), NativeError> {
         // SAFETY: the group is alive, and the shim allows this call concurrently with any other.
         let status = unsafe { locdiff_group_abort(self.as_ptr()) };

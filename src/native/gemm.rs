@@ -25,8 +25,8 @@ pub fn mm_f32(a_mk: &Tensor, b_kn: &Tensor) -> Result<Tensor, NativeError> {
     unsafe { out_tensor("matrix product with f32 result", call) }
 }
 
-/// Writes the matrix product `a_mk` × `b_kn` to the f32 matrix `out_mn`, whose rows may be further apart than its
-/// width. It is not differentiable.
+/// Writes the matrix product `a_mk` × `b_kn` to the f32 matrix `out_mn`. The rows of `out_mn` may be further apart
+/// than its width. The product is not differentiable.
 pub fn mm_f32_out(out_mn: &Tensor, a_mk: &Tensor, b_kn: &Tensor) -> Result<(), NativeError> {
     // SAFETY: all three are live tensors, and the shim keeps no reference.
     let code = unsafe { locdiff_mm_f32_out(pointer(out_mn), pointer(a_mk), pointer(b_kn)) };

@@ -100,7 +100,7 @@ fn encode_avx2<T: Element>(tables: Tables<'_>, point: impl Fn(usize) -> [f64; 3]
 #[repr(C, align(64))]
 struct Wide([f64; LANES]);
 
-/// One coefficient per point, as stored in a tile. For f32, the size is 32 bytes, the same as the alignment.
+/// One coefficient per point, as stored in a tile. With f32 numbers, the size is 32 bytes, which equals the alignment.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(32))]
 struct Narrow<T>([T; LANES]);

@@ -19,8 +19,8 @@ unsafe extern "C" {
     fn locdiff_copy_async(to: *mut c_void, from: *const c_void) -> c_int;
 }
 
-/// Allocates a pinned tensor of `count` numbers in main memory. Their total number of bytes must be even. The numbers
-/// are not initialised. Needs the CUDA variant and a GPU.
+/// Allocates a pinned tensor of `count` numbers in main memory. The size of the tensor in bytes must be even. The
+/// numbers are not initialised. Needs the CUDA variant and a GPU.
 pub fn pinned(count: i64, kind: Kind) -> Result<Tensor, NativeError> {
     let bytes = allocate(1, count as usize * kind.elt_size_in_bytes() / HALF_BYTES, true)?;
     Ok(bytes.f_view_dtype(kind)?.f_view([count])?)

@@ -61,7 +61,7 @@ pub enum Arg<'a> {
     /// The address of a contiguous tensor on the current device.
     Tensor(&'a Tensor),
     /// The address of the first element of a tensor on the current device. The tensor need not be contiguous: the
-    /// kernel knows its strides.
+    /// kernel knows the strides of the tensor.
     Strided(&'a Tensor),
     /// A null pointer.
     Null,

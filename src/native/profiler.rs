@@ -56,7 +56,8 @@ extern "C" fn add_call(
     start_ns: u64,
     duration_ns: u64,
 ) {
-    // SAFETY: the shim passes the pointer from `profile`, where the vector outlives the call and nothing else uses it.
+    // SAFETY: the shim passes on the pointer to the vector in `profile`. The vector outlives this call, and nothing
+    // else uses the vector during the call.
     let calls = unsafe { &mut *calls.cast::<Vec<ProfiledCall>>() };
     // SAFETY: the shim passes the bytes of a string that lives until this function returns.
     let name = unsafe { std::slice::from_raw_parts(name.cast::<u8>(), length) };

@@ -40,8 +40,8 @@ super::from_torch!(RandomError);
 pub enum Step<'a> {
     /// The step number, passed by the host.
     At(u64),
-    /// A counter that holds the step number and is read when the numbers are drawn. If the counter is on the GPU, the
-    /// host does not wait for it.
+    /// A counter that holds the step number. It is read when the random numbers are drawn. If the counter is on the
+    /// GPU, the host does not wait for it.
     Counter(&'a DeviceCounter),
 }
 

@@ -147,8 +147,8 @@ impl RowPlaces {
         self.written += count;
     }
 
-    /// Declares that every row was written and is good. Other threads can read the memory once all of its rows are
-    /// finished.
+    /// Declares that every row of the block was written and is good. Other threads can read a memory once this was
+    /// declared for all of its rows.
     ///
     /// # Panics
     /// If not all rows of the block have been written.

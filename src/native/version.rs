@@ -1,7 +1,7 @@
 //! The versions of libtorch, CUDA and NCCL that this process has loaded.
 //!
-//! These versions are read from the loaded libraries, so that a library that was replaced after the build is noticed.
-//! Only [`Versions::libtorch_built`] comes from the build.
+//! These versions are read from the loaded libraries. So if a library was replaced after the build, the change is
+//! noticed. Only [`Versions::libtorch_built`] comes from the build.
 
 use std::ffi::{CStr, c_char, c_int};
 

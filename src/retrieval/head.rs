@@ -21,15 +21,15 @@ use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, GeoclipHead, tile_
 const UNIT_LENGTH_SLACK: f64 = 0.02;
 
 /// GeoCLIP recognises the places of photos if [`DataFacts::place_rank`] is less than this. With features of another
-/// encoder, `place_rank` is 0.5, give or take a few hundredths.
+/// encoder, `place_rank` is within a few hundredths of 0.5.
 const PLACE_RANK_MAX: f64 = 0.25;
 
 /// The image head that the manifest of the data declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataHead {
-    /// GeoCLIP's image head: the embeddings are CLIP features.
+    /// GeoCLIP's image head, for embeddings that are CLIP features.
     Geoclip,
-    /// The linear head: the photos are simulated.
+    /// The linear head, for embeddings of simulated photos.
     Linear,
     /// The data has no manifest, or the manifest names no head.
     Unknown,
@@ -91,7 +91,7 @@ impl DataFacts {
         }
     }
 
-    /// If GeoCLIP's image head does not recognise the places of the photos, says so. The embeddings then come from
+    /// A message if GeoCLIP's image head does not recognise the places of the photos. The embeddings then come from
     /// another encoder, or the photos do not show where they were taken.
     pub fn foreign_to_geoclip(&self) -> Option<String> {
         let percent = self.place_rank.filter(|rank| *rank >= PLACE_RANK_MAX)? * 100.0;

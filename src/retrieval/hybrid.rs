@@ -99,7 +99,7 @@ pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
     }
     let term = |distance: &f64| {
         let exponent = (nearest - distance) / width_km;
-        // The nearest sample contributes 1. With an exponent below -37, a term is too small to change the sum.
+        // The term of the nearest sample is 1. A term with an exponent below -37 is too small to change the sum.
         if exponent < -37.0 { 0.0 } else { exponent.exp() }
     };
     distances_km.iter().map(term).sum::<f64>().ln() - nearest / width_km
@@ -111,10 +111,10 @@ fn first_best(scores: &[f64]) -> Option<usize> {
     (0..scores.len()).reduce(better)
 }
 
-/// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. The
-/// candidates with the highest scores vote, at most `CONSENSUS_POINTS` of them. A candidate whose score is more than
-/// `CONSENSUS_DEPTH` below the highest score does not vote. Of candidates with equal scores, those that come first in
-/// the gallery are preferred.
+/// Lets the candidates with the highest scores vote, at most `CONSENSUS_POINTS` of them. A candidate whose score is
+/// more than `CONSENSUS_DEPTH` below the highest score does not vote. Of candidates with equal scores, those that come
+/// first in the gallery are preferred. Returns the position in `candidates` of the voter that gets the largest sum of
+/// votes, or `None` if there are no candidates.
 pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
     let mut best: Vec<usize> = (0..scores.len()).collect();
     let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(candidates[*a].cmp(&candidates[*b]));

@@ -22,7 +22,8 @@ use crate::geoclip::for_each_tile;
 /// The embeddings of a gallery stay in GPU memory if they need at most this many bytes.
 const KEPT_BYTES_MAX: usize = 16 << 30;
 
-/// Queries of a tile on a GPU. By default, a block of an evaluation has as many images, so only the last is padded.
+/// Queries of a tile on a GPU. By default, a block of an evaluation has the same number of images, so only the last
+/// block needs padding.
 pub(super) const GPU_QUERIES: usize = 256;
 
 /// Size of a tile: images (queries) × gallery points.
@@ -181,7 +182,7 @@ impl Question {
         })
     }
 
-    /// The logits of the queries and one tile of the gallery, one row per query. On the CPU, the tile is padded, and
+    /// The logits of the queries for one tile of the gallery, one row per query. On the CPU, the tile is padded, and
     /// the logits of padding are -∞.
     fn logits(&self, range: &Range<usize>) -> Result<Tensor, RetrievalError> {
         let (first, count) = (range.start as i64, range.len() as i64);

@@ -103,14 +103,15 @@ impl Grid {
     }
 }
 
-/// The candidates of one image, sorted by distance. Each list ends at the largest radius of the settings that use it.
-/// In this code, `place` is the index of a candidate in the list of candidates, not a location.
+/// The candidates of one image, sorted by distance. The lists `by_aggregate` and `by_sample` serve different settings,
+/// and each list ends at the largest radius of its settings. In this file, a variable `place` is the index of a
+/// candidate in the list of candidates, not a location.
 struct NearestCandidates {
     /// Pairs (distance to the aggregate in km, index of the candidate), with ascending distances.
     by_aggregate: Vec<(f64, usize)>,
     /// Pairs (distance to the nearest sample in km, index of the candidate), with ascending distances.
     by_sample: Vec<(f64, usize)>,
-    /// The distances of each candidate to all samples. The candidates are in the order of `by_aggregate`.
+    /// The distances from each candidate to all samples. The candidates are in the order of `by_aggregate`.
     distances_km: Vec<f64>,
     samples: usize,
     densities: BTreeMap<u64, Vec<f64>>,

@@ -22,8 +22,8 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Surveys the data of a new run. Data without a manifest is read completely, once. If the data has a manifest,
-    /// it is read to find bad rows, and only if `config` skips them.
+    /// Surveys the data of a new run. Data without a manifest is read completely, once. Data with a manifest is
+    /// read only if `config` skips bad rows, in order to find them.
     pub fn begin(dataset: &Dataset, config: &ShardsConfig) -> Result<Self, ShardsError> {
         if let Some(statistics) = dataset.manifest().map(Manifest::statistics) {
             let mask = Mask::for_config(dataset, config)?;

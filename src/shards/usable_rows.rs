@@ -1,7 +1,7 @@
 //! Reads blocks without the rows that a mask skips.
 //!
 //! After a block is read, its skipped rows are still in the buffer, with undefined values. The functions of this module
-//! remove them. The other rows keep their order.
+//! remove the skipped rows. The other rows keep their order.
 
 use super::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 

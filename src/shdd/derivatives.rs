@@ -28,9 +28,9 @@ pub struct Local {
 /// coefficients, and the other is over the sine coefficients.
 #[derive(Debug, Clone, Copy, Default)]
 struct OrderSums {
-    /// The sum that is multiplied by Re (x + iy)^m, and its first and second derivative.
+    /// The sum that is multiplied by Re (x + iy)^m, then the first and second derivatives of the sum.
     cosine: [f64; 3],
-    /// The sum that is multiplied by Im (x + iy)^m, and its first and second derivative.
+    /// The sum that is multiplied by Im (x + iy)^m, then the first and second derivatives of the sum.
     sine: [f64; 3],
 }
 
@@ -40,8 +40,8 @@ impl Basis {
         expect_length("coefficients", coefficients.len(), self.dims())?;
         let [x, y, z] = point.xyz();
         let (mut value, mut gradient, mut hessian) = (0.0, [0.0; 3], [[0.0; 3]; 3]);
-        // (x + iy) to the powers m, m − 1 and m − 2. A variable whose exponent is negative holds 0, and its factor is 0
-        // too.
+        // (x + iy) to the powers m, m − 1 and m − 2. If an exponent is negative, the variable holds 0, which does not
+        // matter because it is multiplied by 0.
         let (mut power, mut lower, mut lowest) = ([1.0, 0.0], [0.0; 2], [0.0; 2]);
         for m in 0..=self.degree() as usize {
             if m > 0 {

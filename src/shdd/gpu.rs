@@ -108,7 +108,7 @@ impl Encoder {
         Ok(out_bk)
     }
 
-    /// The grid and the thread blocks for `count` points. The threads of a point have the same y.
+    /// The grid and the thread blocks for `count` points. The threads of a point have the same `threadIdx.y`.
     fn threads(&self, count: i64) -> Result<([u32; 3], [u32; 3]), ShddError> {
         let orders = (self.degree + 1).next_multiple_of(WARP);
         let points_per_block = (THREADS / orders).max(1);

@@ -20,7 +20,8 @@ use crate::geoclip::{FEATURE_WIDTH, Geoclip};
 use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
 
 /// Default size of a chunk of photos, counted in views (one embedding each). The embeddings of a chunk take 25 MB.
-/// Intermediate results take up to 200 MB, depending on how many sources are not in the gallery.
+/// Intermediate results take up to 200 MB, depending on how many of the places that the photos look like are not in the
+/// gallery.
 const CHUNK_VIEWS: usize = 16_384;
 /// Largest accepted value of `--views`. A larger number is probably a mistake.
 const VIEWS_MAX: u32 = 256;

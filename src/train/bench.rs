@@ -1,7 +1,7 @@
-//! `bench train`: times training steps on random rows in the memory of the device. If asked, it also times a training on
-//! `shards.train`, with everything that a training does besides its steps, except checkpoints and evaluations.
+//! `bench train`: times training steps on random rows in the memory of the device. If asked, it also times a whole
+//! training on `shards.train`: the steps and everything else that a training does, except checkpoints and evaluations.
 //!
-//! The speed limits of the device are measured in the same run, so that the times can be compared on other machines.
+//! The speed limits of the device are measured in the same run, so that times from different machines can be compared.
 // Letters in tensor names: b rows of this rank, e width of an embedding.
 
 use std::time::Instant;
@@ -26,18 +26,18 @@ use crate::shdd::points::uniform_points_of;
 
 /// Steps before the timed ones: eager steps, the recording of the graph, and a few replays.
 const WARM_UP: u32 = 20;
-/// Number of different batches. They take turns.
+/// Number of different batches. The steps use these batches in turn.
 const BATCHES: u64 = 4;
-/// Width of the random embeddings if `model.embedding_width` is "auto": that of GeoCLIP's.
+/// Width of the random embeddings if `model.embedding_width` is "auto": the width of CLIP ViT-L/14 features.
 const WIDTH: u32 = 768;
 /// A training on `shards.train` reports at least this many times during the timed steps, if there are enough steps.
 const REPORTS_MIN: u64 = 4;
-/// Number of repetitions of the product and of the copy that measure the speed limits. The fastest counts.
+/// A matrix product and a copy measure the speed limits. Each is repeated this many times, and the fastest time counts.
 const REPETITIONS: usize = 10;
 /// Number of profiled steps.
 const PROFILED_STEPS: u64 = 5;
 
-/// The work of a step. All but the batch are numbers of one rank.
+/// The work of a step. All fields except `global_batch` count the work of one rank.
 #[derive(Debug, Clone, Copy)]
 struct StepCost {
     /// Rows over all ranks.
@@ -125,8 +125,8 @@ pub(crate) fn peak_gib(device: Device) -> Result<Option<f64>, NativeError> {
 }
 
 /// Minimum number of bytes that an update moves per parameter, if gradients have type `kind`. The gradient is read
-/// twice, once for its norm. Four f32 numbers are read and written: the weight, its average and two moments. If `kind`
-/// has fewer bits than f32, a copy of the weight is written too.
+/// twice: for its norm and for the update. Four f32 numbers are read and written: the weight, its average and two
+/// moments. If `kind` has fewer bits than f32, a copy of the weight is written too.
 fn update_bytes(kind: Kind) -> f64 {
     let (gradient, copy) = if kind == Kind::Float { (4.0, 0.0) } else { (2.0, 2.0) };
     2.0 * gradient + 2.0 * 16.0 + copy
@@ -155,8 +155,8 @@ fn batch(job: &TrainBench, index: u64, width: u32, ranks: &Communicator) -> Resu
     Ok(Batch::of(image_be, coordinates, position, first_sample..first_sample + rows))
 }
 
-/// Times a training on `shards.train`. Returns `None` if `job` does not ask for it, or if this is not rank 0, which
-/// alone knows the times.
+/// Times a training on `shards.train`. Returns `None` if `job` does not ask for it. Only rank 0 knows the times; all
+/// other ranks return `None`.
 fn end_to_end(job: &TrainBench, ranks: &Communicator, cost: StepCost) -> Result<Option<StepSpeed>, TrainError> {
     let Some(run_dir) = &job.scratch else { return Ok(None) };
     let mut config = job.config.clone();
@@ -222,7 +222,7 @@ pub(crate) fn ceilings(device: Device, kind: Kind) -> Result<Ceilings, TrainErro
     })
 }
 
-/// The shortest time of `work`, seconds. Reading a number of the result waits for the device.
+/// The shortest time of `work`, seconds. Each run ends with reading a number of the result, which waits for the device.
 fn fastest(mut work: impl FnMut() -> Result<Tensor, TrainError>) -> Result<f64, TrainError> {
     let mut shortest_s = f64::MAX;
     for _ in 0..REPETITIONS {

@@ -117,7 +117,7 @@ fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainErro
     }
 }
 
-/// Opens the validation rows on every rank of `group`. The mask lists the rows that are left out.
+/// Opens the validation rows on every rank of `group`. The returned mask marks the rows to skip.
 pub(super) fn open_validation(config: &RunConfig, group: &Group) -> Result<(Dataset, Mask), TrainError> {
     let group = group.with_timeout(WATCHED_BY_LAUNCHER);
     let dataset = open_together("shards.validation", &config.shards.validation, config, &group)?;

@@ -75,7 +75,7 @@ fn occur(kind: FaultKind, step: u64) -> Option<FaultKind> {
             }
             signal_self(Signal::SIGKILL);
         }
-        // The training loop carries this out: it waits for a batch that never comes.
+        // The training loop carries out this fault by waiting for a batch that never comes.
         FaultKind::Hang { phase: WorkPhase::Data } => return Some(kind),
         FaultKind::Hang { phase } => {
             let _phase = pulse::enter(phase);

@@ -6,7 +6,7 @@
 //! - `data`: scans the data on rank 0, broadcasts the findings to all ranks, and makes the batches.
 //! - `step`: one optimiser step (`Trainer`). The bits of a step do not depend on where the run was interrupted. On CUDA
 //!   a step can be recorded as a graph and replayed.
-//! - `work`: the part of a step that runs on the device, with autograd or with kernels of its own.
+//! - `work`: the part of a step that runs on the device, with autograd or with hand-written kernels.
 //! - `replicas`: finds ranks whose bits differ from those of their peers.
 //! - `schedule`: learning rate and decay of the weight average, as functions of the step.
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.

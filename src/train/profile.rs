@@ -11,8 +11,8 @@ use tch::Device;
 use crate::native::NativeError;
 use crate::native::profiler::{ProfiledCall, ProfiledDevice, profile};
 
-/// Runs `work`, which takes `steps` steps and waits for the device, under the profiler. The rows are sorted by time.
-/// They are empty if the profiler saw nothing.
+/// Runs `work`, which takes `steps` steps and waits for the device, under the profiler. The returned rows are
+/// sorted by time. If the profiler saw nothing, there are no rows.
 pub(crate) fn profile_steps<E: From<NativeError>>(
     device: Device,
     steps: u64,
@@ -52,7 +52,7 @@ fn rows(calls: &[ProfiledCall], device: ProfiledDevice, steps: u64) -> Vec<Profi
     rows
 }
 
-/// For each call, its duration without the calls that began and ended within it on the same thread.
+/// For each call, its duration minus the durations of the calls that began and ended within it on the same thread.
 fn own_times_ns(calls: &[ProfiledCall]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..calls.len()).collect();
     // A call comes before the calls within it.

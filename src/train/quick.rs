@@ -76,8 +76,7 @@ impl Quick {
             }
             let watch = |t: usize, x_nd: &Tensor, predicted_nd: &Tensor| {
                 if place == 0 && seen.chain.is_empty() {
-                    // The noise at which the chain starts. Its timestep is one more than the timestep of the
-                    // first sampler step.
+                    // The chain starts with noise. The noise has a timestep one higher than the first sampler step.
                     seen.chain.push((t + 1, duplicate(&x_nd.f_narrow(0, 0, 1)?)?));
                 }
                 if place == 0 {

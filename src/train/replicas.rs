@@ -39,8 +39,8 @@ pub(super) fn gather<const N: usize>(group: &Group, numbers: [u64; N]) -> Result
     Ok(all.as_chunks::<N>().0.to_vec())
 }
 
-/// Given one number per rank, returns the ranks whose number differs from that of the majority. If no number has a
-/// majority, returns all ranks.
+/// Given one number per rank, returns the ranks that do not have the majority's number. If no number has a majority,
+/// returns all ranks.
 pub(super) fn minority(numbers: &[u64]) -> Vec<usize> {
     let count = |number: &u64| numbers.iter().filter(|other| *other == number).count();
     let majority = numbers.iter().find(|number| 2 * count(number) > numbers.len());
@@ -54,8 +54,8 @@ pub(super) struct Replayed {
     pub(super) own: u64,
     /// Digest of the gradient of the next rank's rows.
     pub(super) next: u64,
-    /// Digest of the gradient of the previous rank's rows. If the other two digests of this gradient differ, this
-    /// digest shows which of them is wrong.
+    /// Digest of the gradient of the previous rank's rows. There are two other digests of the same gradient. If these
+    /// two differ, this digest shows which of them is wrong.
     pub(super) previous: u64,
 }
 

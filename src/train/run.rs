@@ -187,7 +187,7 @@ impl<'a> Training<'a> {
         let (batches, cache) = data.batches(config, ranks, start)?;
         if is_first {
             let steps_left = config.train.steps.saturating_sub(step);
-            // A restart must not lose time. A failed estimate must not end the training.
+            // A restart skips the estimate, to save time. If the estimate fails, the training continues without it.
             let seconds = if job.time_before.is_restart { None } else { meter.seconds_min(steps_left).ok() };
             summary::log(config, &data, ranks, &cache, (seconds, steps_left));
         }
@@ -245,9 +245,9 @@ impl<'a> Training<'a> {
         is_due(self.job.config.train.replay_check_every, self.launched + 1) && self.ranks.data().size() > 1
     }
 
-    /// Whether a step that is in flight must be finished before the next step is launched. `requests` are those of the
-    /// last step that was finished. All ranks decide alike, so that all ranks launch the same steps: the decision
-    /// depends only on the number of the step, the configuration, and results that are the same on all ranks.
+    /// Whether a step that is in flight must be finished before the next step is launched. `requests` holds the
+    /// requests of the last finished step. All ranks decide alike, so that all ranks launch the same steps: the
+    /// decision depends only on the number of the step, the configuration, and results that are the same on all ranks.
     fn must_finish(&self, requests: Requests) -> bool {
         let (config, step) = (&self.job.config, self.launched);
         let is_alone = !self.trainer.work.can_run_ahead()
@@ -284,8 +284,8 @@ impl<'a> Training<'a> {
         Ok(self.batches.next_unless(gives_up)?)
     }
 
-    /// Launches the next step. Without a batch, the step is void: all ranks run the step, so that no rank waits for
-    /// this rank, but nothing changes. `data_hangs` injects a fault: the batch never comes.
+    /// Launches the next step. If this rank has no batch, the step is void: no rank changes its weights. All ranks
+    /// still run the step, so that no rank waits for this one. `data_hangs` injects a fault: the batch never comes.
     ///
     /// Every `train.replay_check_every` steps, the ranks also check each other's gradients. Fails if a checkpoint is
     /// still being written after `supervise.checkpoint_timeout_s`.
@@ -377,8 +377,8 @@ impl<'a> Training<'a> {
     /// the last step, and if the launcher asked to stop.
     ///
     /// `busy` is the number of ranks that are still writing the previous checkpoint. If `busy` is not 0, the checkpoint
-    /// is put off to a later step, so that no rank waits for its slow disk while its peers wait for this rank in a
-    /// collective. A checkpoint after the last step or before a stop is not put off.
+    /// is put off to a later step. Otherwise, a rank with a slow disk would wait for the disk, and its peers would wait
+    /// for this rank in a collective. A checkpoint after the last step or before a stop is not put off.
     fn maybe_save(
         &mut self,
         score: Option<f64>,

@@ -106,7 +106,7 @@ impl Trainer {
         Ok(parts)
     }
 
-    /// Copies the tensors of a checkpoint into the same kind of memory as a checkpoint does.
+    /// Copies the tensors that a checkpoint holds, just as they are copied before a checkpoint is written.
     pub(super) fn copied_state(&self) -> Result<Vec<NamedTensors>, TrainError> {
         let (work, weights) = (&self.work, self.work.network.parameters().tensors());
         let lists = [&weights, &work.ema, &work.moments.exp_avgs, &work.moments.exp_avg_sqs];
@@ -126,8 +126,8 @@ impl Trainer {
         parameters.filter_map(|parameter| Some((parameter.name.clone(), division(parameter.split)?))).collect()
     }
 
-    /// The averaged weights, as whole tensors. All ranks of a replica must call this function, because each may hold
-    /// only pieces.
+    /// The averaged weights, as whole tensors. All ranks of a replica must call this function, because each rank may
+    /// hold only pieces of them.
     pub(super) fn averaged(&self) -> Result<Weights, TrainError> {
         let network = &self.work.network;
         let group = network.placement().tensor_parallel.as_ref();

@@ -194,7 +194,7 @@ impl Trainer {
         self.outcome(&oldest)
     }
 
-    /// Converts the result of a wait. Gives up the step if the wait has timed out.
+    /// Converts the error of a wait, if there is one, to a `TrainError`. Gives up the step if the wait has timed out.
     fn check_wait(&mut self, waited: Result<(), WaitError>) -> Result<(), TrainError> {
         match waited {
             Ok(()) => Ok(()),

@@ -155,7 +155,7 @@ impl Work {
         }
     }
 
-    /// Must be called after the weights of the network were changed by something other than a step.
+    /// Must be called if anything except a step has changed the weights of the network.
     pub(super) fn weights_changed(&mut self) -> Result<(), TrainError> {
         match &mut self.engine {
             StepEngine::Autograd(_) => Ok(()),

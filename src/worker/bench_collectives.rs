@@ -15,8 +15,8 @@ use crate::comm::{Communicator, Group, ReduceOp};
 /// Tensor sizes, bytes: 1 KiB to 64 MiB.
 const SIZES_BYTES: [usize; 9] = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26];
 
-/// Bytes that a measurement should transfer. They determine the number of repetitions, 2 to 50, which is the same on
-/// every rank.
+/// Bytes that a measurement should transfer. The number of repetitions (2 to 50, the same on every rank) is chosen
+/// accordingly.
 const VOLUME_BYTES: usize = 16 << 20;
 
 const OPERATIONS: [Operation; 7] = [

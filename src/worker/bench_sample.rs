@@ -15,7 +15,7 @@ use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::shards::ELEMENT_BYTES;
 use crate::train::{ceilings, embedding_width, peak_gib, profile_steps, spread};
 
-/// Number of places among which samples are decoded: that of GeoCLIP's gallery.
+/// Number of places among which samples are decoded: the size of GeoCLIP's gallery.
 const ANCHORS: usize = 100_000;
 
 /// Times the location of images.

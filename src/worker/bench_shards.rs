@@ -172,8 +172,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Finds a Python interpreter with pyarrow. It is an error if the interpreter that the user `named` does not have
-    /// pyarrow. If the user named none, tries `python3`, and returns `None` if `python3` does not have pyarrow.
+    /// Finds a Python interpreter with pyarrow. If the user named an interpreter (`named`), fails if this interpreter
+    /// does not have pyarrow. Otherwise tries `python3`, and returns `None` if `python3` does not have pyarrow.
     fn find(named: Option<&Path>, scratch: &Path) -> anyhow::Result<Option<Self>> {
         let python = named.unwrap_or(Path::new("python3")).to_owned();
         let probe = Command::new(&python).args(["-c", "import numpy, pyarrow; print(pyarrow.__version__)"]).output();

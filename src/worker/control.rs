@@ -92,8 +92,8 @@ impl Control {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
                 match message {
                     ToWorker::Stop => stop::request(),
-                    // A send fails if nobody reads the messages any more. Ignore the failure: once the workers are
-                    // connected, only training jobs read messages.
+                    // A send fails if the receiver was dropped. This is no error: once the workers are connected,
+                    // only training jobs read messages.
                     message => drop(inbox.send(message)),
                 }
             }

@@ -49,8 +49,8 @@ fn simulated_bytes_depend_only_on_the_seed() {
     let plain = Simulation { views: 2, ..simulation(150) };
     let want = make("plain", &plain);
     // The chunk size determines which places share a tile of 128 rows and how full the last tile of a chunk is. The
-    // chunk size and the number of threads determine which thread processes each tile. None of these may change the
-    // bytes.
+    // chunk size and the number of threads determine which thread processes each tile. Neither number may change
+    // the bytes.
     for (chunk_rows, threads) in [(77, 1), (149, 3)] {
         let other = Simulation { chunk_rows: Some(chunk_rows), threads, ..plain.clone() };
         assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change the bytes");

@@ -9,8 +9,8 @@ pub const NO_CREDENTIALS: &str = "must not contain credentials (they would appea
 pub fn has_credentials(location: &str) -> bool {
     let Some((scheme, rest)) = location.split_once("://") else { return false };
     let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
-    // In `s3://KEY:SECRET@BUCKET`, the secret may contain a slash. Then `host` ends within the secret and contains no
-    // `@`. So a colon in `host` also counts as a sign of a password, unless a port follows the colon.
+    // In `s3://KEY:SECRET@BUCKET`, the secret may contain a slash. In this case, `host` ends at the slash and contains
+    // no `@`. So a colon in `host` also counts as a sign of a password, unless a port follows the colon.
     let has_port = |port: &str| scheme != "s3" && port.bytes().all(|byte| byte.is_ascii_digit());
     let has_password = host.contains('@') || host.split_once(':').is_some_and(|(_, port)| !has_port(port));
     let query = key.split_once('?').map_or("", |(_, query)| query);

@@ -22,7 +22,7 @@ pub enum Layer {
     Preset(String),
     /// A TOML file. If its key `preset` names a preset, the file builds on that preset.
     File(PathBuf),
-    /// A TOML file that builds on the preset with this name, unless its key `preset` names another one.
+    /// A TOML file and the name of a preset. The file builds on this preset, unless its key `preset` names another.
     FileOver(PathBuf, String),
     /// The argument of `--set`: `key=value`.
     Set(String),
@@ -144,8 +144,8 @@ fn load_where(layers: &[Layer], is_used: impl Fn(&str) -> bool) -> Result<Resolv
     if errors.is_empty() { Ok(Resolved { config, origins }) } else { Err(ConfigErrors(errors)) }
 }
 
-/// The values of one layer. Only the first layer may be or name a preset, because a preset in a later layer would
-/// replace values of earlier files.
+/// The values of one layer. Only the first layer may be a preset or name a preset, because a preset in a later layer
+/// would replace values of earlier files.
 fn read_layer(layer: &Layer, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
     match layer {
         Layer::Preset(name) if !is_first => Err(file_error(name, LATE_PRESET.to_owned())),
@@ -310,8 +310,8 @@ fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, Co
         }
     }
     let default = DEFAULTS.iter().find(|(known, _)| known == key).map(|(_, default)| default);
-    // The field accepts only certain names, but the value is not text. Parse it as text, so that the parser's error
-    // lists the accepted names.
+    // The field accepts only certain names, but the value is not text. Parse the value as text, so that the parser's
+    // error lists the accepted names.
     let error = match default {
         Some(Value::String(_)) if !value.is_str() && !error.message().contains("wanted") => {
             parse_alone(key, &Value::String(value.to_string())).err().unwrap_or(error)

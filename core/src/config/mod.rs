@@ -2,7 +2,8 @@
 //!
 //! Each section is defined in a separate source file, with the units, defaults and limits of its fields. [`load`]
 //! merges the layers and records where each value came from; [`show`] prints the result. No process is spawned before
-//! the whole configuration has been checked, and all errors are reported together.
+//! the configuration has been checked, and all errors are reported together. Out-of-range values in sections that a
+//! command does not use are not errors (see [`load_for`]).
 
 mod auto;
 mod credentials;

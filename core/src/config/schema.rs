@@ -15,7 +15,7 @@ pub fn schema() -> Json {
     let mut schema = settings.into_generator().into_root_schema_for::<RunConfig>().to_value();
     schema["properties"][PRESET_KEY] = serde_json::json!({
         "type": "string",
-        "description": "Preset that the file builds on. \"\": the defaults. By default: l47 on CUDA, demo on the CPU.",
+        "description": "Preset that the file builds on. \"\": no preset. If missing: l47 on CUDA, demo on the CPU.",
     });
     schema
 }

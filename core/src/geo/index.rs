@@ -170,7 +170,8 @@ fn chord2(a: [f64; 3], b: [f64; 3]) -> f64 {
     (a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2) + (a[2] - b[2]).powi(2)
 }
 
-/// Partitions `order` at the median along the longest side of its bounding box, then recurses into both halves.
+/// Partitions the points in `order` at the median along the longest side of their bounding box, then recurses into both
+/// halves.
 fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     if order.len() <= LEAF {
         return;

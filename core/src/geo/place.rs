@@ -17,7 +17,7 @@ impl Degrees {
         self.0.to_radians()
     }
 
-    /// The same direction as an angle in [-180, 180). The result is exact: nothing is rounded.
+    /// The same direction, expressed as an angle in [-180, 180). The result is exact: nothing is rounded.
     pub fn wrapped(self) -> Self {
         let rest = self.0 % 360.0;
         Self(match rest {

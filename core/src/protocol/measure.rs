@@ -106,8 +106,9 @@ pub struct StepSpeed {
     /// Operations of the matrix products per second and worker, in TFLOP/s, from the median.
     pub tflops: f64,
     /// Memory traffic of the parameter update per worker, in GB/s, from the median. This is a lower bound.
-    /// It counts 38 bytes per parameter with bf16 products and 40 with f32 products: two reads of the gradient, one
-    /// read and one write of the weight, its average and its two moments (all f32), and one write of the bf16 weight.
+    /// It counts 38 bytes per parameter with bf16 products and 40 with f32 products. The gradient is read twice. The
+    /// weight, its average and its two moments (all f32) are each read once and written once. With bf16 products, the
+    /// gradient is bf16, and a bf16 copy of the weight is written too.
     pub gb_per_s: f64,
     /// Fraction of the time that rank 0 spent waiting for data, 0 to 1.
     pub data_wait: f64,
@@ -122,7 +123,7 @@ pub struct TrainBenched {
     pub graph_nodes: Option<u64>,
     /// Steps on random rows in the memory of the device.
     pub memory: StepSpeed,
-    /// Training on `shards.train` with TensorBoard files; `None` if it was not asked for.
+    /// Training on `shards.train` with TensorBoard files; `None` if this measurement was not requested.
     pub end_to_end: Option<StepSpeed>,
     /// Largest amount of GPU memory that libtorch allocated, GiB; `None` on the CPU.
     pub peak_gib: Option<f64>,
@@ -176,7 +177,7 @@ pub struct SampleBench {
     pub profile: bool,
 }
 
-/// Result of [`Job::BenchSample`](super::Job::BenchSample): times per image with sampling, decoding and aggregation.
+/// Result of [`Job::BenchSample`](super::Job::BenchSample): times per image for sampling, decoding and aggregation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SampleBenched {
     /// How a sampler step is computed.
@@ -192,8 +193,8 @@ pub struct SampleBenched {
     /// Time to prepare the network and the anchors and to locate a first block, seconds. It is not part of the other
     /// times.
     pub prepare_s: f64,
-    /// Operations of the network's matrix products per second, in TFLOP/s, from the time for all images. If the
-    /// network is collapsed, these are the products of the collapsed network.
+    /// Speed of the network's matrix products in TFLOP/s, computed from the time for all images. If the network is
+    /// collapsed, the products of the collapsed network are counted.
     pub tflops: f64,
     /// Number of places among which samples are decoded.
     pub anchors: u64,
@@ -201,7 +202,7 @@ pub struct SampleBenched {
     pub peak_gib: Option<f64>,
     /// Speed limits of the device.
     pub ceilings: Ceilings,
-    /// Profile of all blocks, divided by the number of sampler steps of all blocks; `None` if it was not asked for. It
-    /// includes the preparation of the sampler and the decoding.
+    /// Profile of all blocks, divided by the number of sampler steps of all blocks. The profile includes the
+    /// preparation of the sampler and the decoding. `None` if no profile was requested.
     pub profile: Option<StepProfile>,
 }

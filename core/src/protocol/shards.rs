@@ -135,7 +135,7 @@ pub struct Verified {
     pub rows: u64,
     /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
-    /// Description of the rows that are left out; `None` if there are none.
+    /// Description of the rows that are left out; `None` if no rows are left out.
     pub skipped: Option<String>,
     /// Number of files.
     pub files: usize,
@@ -239,7 +239,7 @@ pub struct Inspection {
     pub rows: u64,
     /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
-    /// Description of the rows that are left out; `None` if there are none.
+    /// Description of the rows that are left out; `None` if no rows are left out.
     pub skipped: Option<String>,
     /// Number of files.
     pub files: usize,

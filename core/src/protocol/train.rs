@@ -50,7 +50,8 @@ pub struct TrainJob {
     pub faults: Vec<InjectedFault>,
 }
 
-/// How a run spent its time before an attempt. For TensorBoard, rank 0 adds the times that it measures itself.
+/// How a run spent its time before an attempt. For TensorBoard, rank 0 adds the times that it measures during the
+/// attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TimeBefore {
     /// Time that the run has spent on each kind of work before the attempt.

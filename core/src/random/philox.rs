@@ -216,8 +216,8 @@ impl Philox {
     }
 }
 
-/// The same code as [`fill_blocks`], compiled for wider vectors. No operations are fused, so the results of both are
-/// equal to the bit.
+/// The same code as [`fill_blocks`], compiled for wider vectors. No operations are fused, so both functions give the
+/// same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn fill_blocks_avx2<T: Copy + Default>(

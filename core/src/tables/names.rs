@@ -105,8 +105,8 @@ impl Columns {
 /// Positions of the matching columns of `header`.
 ///
 /// - If `given` is `None`: the columns with any accepted name, ignoring case, in the order of `accepted`.
-/// - If `given` is a name: the columns with exactly this name. If there are none and `given` is the first accepted
-///   name, the columns are the same as for `None`.
+/// - If `given` is a name: the columns with exactly this name. If no column has this name, and `given` is the first
+///   accepted name, the result is the same as for `None`.
 pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
     let columns = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..header.len()).filter(|column| matches(&header[*column])).collect()

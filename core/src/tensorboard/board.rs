@@ -22,9 +22,8 @@ use super::resume::{PREFIX, event_files, trim};
 use crate::draw::Picture;
 use crate::files::FileError;
 
-/// The folder of a run's event files. The files are in the folder of the run itself, because TensorBoard names a run
-/// after the folder of its files. If the run has a folder `tensorboard`, which older versions created, the files
-/// are in that folder.
+/// The folder of a run's event files: the folder `tensorboard` of the run if it exists (older versions created it),
+/// otherwise the folder of the run itself. TensorBoard names a run after the folder of its files.
 pub fn board_folder(run: &Path) -> PathBuf {
     let own = run.join("tensorboard");
     if own.exists() { own } else { run.to_owned() }

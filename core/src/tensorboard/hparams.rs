@@ -3,7 +3,7 @@
 //! TensorBoard uses only the first record of each kind, so a resumed run would keep showing the values of its first
 //! attempt. The values are therefore stored in a separate small file, which every attempt replaces. The record that
 //! marks the end of a run (`session_end_info`) is written by the [`Board`](super::Board), one step after the last step.
-//! It is removed when the run resumes.
+//! This record is removed when the run resumes.
 //!
 //! Source: `tensorboard/plugins/hparams/{api,plugin_data}.proto`.
 

@@ -34,7 +34,7 @@ impl SteadyBoard {
         board
     }
 
-    /// Calls `write` with the board. If it fails, logs the error, unless the previous write also failed.
+    /// Calls `write` with the board. If `write` fails, logs the error, unless the previous write also failed.
     pub fn write(&mut self, write: impl FnOnce(&mut Board) -> Result<(), BoardError>) {
         match self.try_write(write) {
             Ok(()) if self.is_broken => {

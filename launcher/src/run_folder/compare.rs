@@ -9,8 +9,8 @@ use toml::{Table, Value};
 /// Sections that must not change within a run.
 const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
-/// Fields of all other sections that must not change within a run. [`is_fixed`] adds the fields that name the columns
-/// of the shards.
+/// Fields outside [`FIXED_SECTIONS`] that must not change within a run. [`is_fixed`] adds the fields that name the
+/// columns of the shards.
 const FIXED_FIELDS: [&str; 7] = [
     "train.seed",
     "train.global_batch",

@@ -26,7 +26,7 @@ pub fn threads_of(run: &Path) -> Option<u32> {
     config::load(&[Layer::File(run.join(CONFIG))]).ok()?.config.train.threads.value()
 }
 
-/// The folders of all runs in `dir`, sorted by name. If `dir` does not exist, there are none.
+/// The folders of all runs in `dir`, sorted by name. The list is empty if `dir` does not exist.
 pub fn runs(dir: &Path) -> Result<Vec<PathBuf>, LaunchError> {
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -38,8 +38,8 @@ pub fn runs(dir: &Path) -> Result<Vec<PathBuf>, LaunchError> {
     Ok(found)
 }
 
-/// The run `name` in `dir`. If there is none, the error names `dir` and lists the runs with similar names. If no name
-/// is similar, it lists all runs, or gives only their number if there are many.
+/// The run `name` in `dir`. If there is no such run, the error names `dir` and lists the runs with similar names. If no
+/// name is similar, the error lists all runs, or gives only the number of runs if there are many.
 pub fn named_run(dir: &Path, name: &str) -> Result<PathBuf, LaunchError> {
     let found = dir.join(name);
     if is_run(&found) {
@@ -74,8 +74,8 @@ pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
     Err(reported!(NoData, "{found} in {dir}; create one with `locdiff-launch train`, or name a run with `--run NAME`"))
 }
 
-/// The newest run in `dir` that has not ended and whose configuration equals `config`. `checkpoint.dir` and
-/// `checkpoint.run` may differ.
+/// The newest run in `dir` that has not ended and whose configuration equals `config`, except that
+/// `checkpoint.dir` and `checkpoint.run` may differ.
 pub fn unfinished_run(dir: &Path, config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
     let is_same = |run: &Path| {
         let Ok(mut found) = config::load(&[Layer::File(run.join(CONFIG))]) else { return false };
@@ -86,8 +86,8 @@ pub fn unfinished_run(dir: &Path, config: &RunConfig) -> Result<Option<PathBuf>,
     Ok(newest_first(dir)?.into_iter().find(|run| is_same(run) && !has_ended(run, config.train.steps)))
 }
 
-/// Whether the run has done everything that `train` does with `steps` steps: it has a checkpoint of its last step, and
-/// its evaluation, if it has one, is done. A run without a readable status counts as evaluated.
+/// Whether a run of `steps` steps has nothing left to do: it has a checkpoint of its last step, and its evaluation is
+/// done or was not requested. A run without a readable status counts as evaluated.
 pub fn has_ended(run: &Path, steps: u64) -> bool {
     let is_evaluated = RunStatus::current(run).is_none_or(|status| status.state == RunState::Ended);
     is_evaluated && scan::present(run).is_ok_and(|found| found.last().is_some_and(|newest| newest.step >= steps))

@@ -41,7 +41,7 @@ impl RunLock {
     }
 
     /// Takes the lock. If another process holds the lock, fails with an error that names the holder. If the holder is
-    /// an evaluation, first waits for a few seconds, because an evaluation holds the lock only for a moment.
+    /// an evaluation, first waits up to 10 s, because an evaluation holds the lock only for a moment.
     pub fn take(run: &Path) -> Result<Self, LaunchError> {
         let began = Instant::now();
         loop {

@@ -22,9 +22,9 @@ pub struct ResumePoint {
 }
 
 impl RunFolder {
-    /// Removes leftovers of crashes and finds the newest whole checkpoint. Sets aside damaged checkpoints that are
-    /// newer than this one. Fails if the run had checkpoints but none of them is whole, so that a run never silently
-    /// starts over.
+    /// Removes leftovers of crashes and finds the newest whole checkpoint. Damaged checkpoints that are newer
+    /// than the newest whole one are set aside. Fails if the run had checkpoints but none of them is whole, so that a
+    /// run never silently starts over.
     pub fn resume_point(&self) -> Result<ResumePoint, LaunchError> {
         self.clean()?;
         let mut set_aside = Vec::new();

@@ -144,8 +144,9 @@ impl RunStatus {
     /// tells whether a launcher with a given process id runs on this machine.
     fn state_at(&self, now: SystemTime, here: &str, is_alive: impl Fn(u32) -> bool) -> RunState {
         let age_s = self.age_s(now);
-        // The file is not updated during an evaluation, so an old file does not always mean that the launcher is gone.
-        // On this machine, the process must be gone too. On another machine, only a run in the state `Running` counts.
+        // The file is not updated during an evaluation, so an old file does not prove that the launcher is gone. On
+        // this machine, its process must have ended too. On another machine, it counts as gone only if the state is
+        // `Running`.
         let is_gone = match self.host == here {
             true => self.state.is_alive() && age_s > GONE_S && !is_alive(self.pid),
             false => self.state == RunState::Running && age_s > VANISHED_S,
@@ -281,7 +282,7 @@ impl StatusKeeper {
         self.write();
     }
 
-    /// Whether a step was done, as far as this launcher knows. A worker that is at step 1 has not done it yet.
+    /// Whether any step was completed, as far as this launcher knows. A worker at step 1 has not completed a step yet.
     pub fn has_trained(&self) -> bool {
         self.status.step > 0 || self.status.workers.iter().any(|worker| worker.step > 1)
     }

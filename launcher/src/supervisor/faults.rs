@@ -123,7 +123,7 @@ pub struct RandomFaults {
     philox: Philox,
     drawn: u64,
     next_at: Instant,
-    /// Ranks for which a flipped weight was already drawn. A second corruption of the same rank would end the run.
+    /// Ranks that already got the fault "flip a weight". A second corruption of the same rank would end the run.
     flipped: BTreeSet<u32>,
 }
 

@@ -14,7 +14,7 @@ use crate::terminal::{log_line, not_repeated, split_line};
 /// How long a line waits for the same line from other ranks before it is shown.
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// Largest number of lines that wait at the same time (see `WINDOW`). If more lines wait, the oldest are shown now.
+/// Largest number of lines that wait at the same time (see `WINDOW`). With more lines, the oldest are shown at once.
 const WAITING_MAX: usize = 64;
 
 /// Largest number of lines that are held back until the gang has ended.
@@ -165,7 +165,7 @@ pub struct CappedLog {
     bytes_max: u64,
     /// Number of bytes cut so far.
     cut: u64,
-    /// Length in bytes of the line at the gap, which says how many bytes were cut.
+    /// Length in bytes of the line that the log contains at the gap. The line says how many bytes were cut.
     note_bytes: u64,
     /// Position of the gap, where the kept beginning of the log ends. It is always the end of a line. `None` until the
     /// log reaches its limit.

@@ -108,7 +108,7 @@ impl Observations {
         held.take_unreported(report, ranks).iter().for_each(ShownLine::show);
     }
 
-    /// Holds the line back until the gang has ended, if it belongs to an error. Returns whether the line is held back.
+    /// If the line belongs to an error, holds it back until the gang has ended. Returns whether the line is held back.
     fn hold(&self, rank: usize, line: &str) -> bool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).hold(rank, line)
     }

@@ -132,8 +132,8 @@ async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
     };
     let rank = rank as u32;
     let _ = events.send(Notice::Happened(GangEvent::Exited { rank, exit })).await;
-    // The socket usually closes when the process ends. If another process holds the socket open, report it as closed
-    // nevertheless.
+    // The socket usually closes when the process ends. If another process holds the socket open, report the socket as
+    // closed nevertheless.
     tokio::time::sleep(OUTPUT_GRACE).await;
     let _ = events.send(Notice::Happened(GangEvent::Closed(rank))).await;
 }

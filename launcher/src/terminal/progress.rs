@@ -67,7 +67,7 @@ impl Display {
     }
 
     /// Shows that `done` of `total` items are done. `what` names the items and the work, such as "photos located".
-    /// Without a bar, writes at most one line per `COUNT_INTERVAL`, and one when all are done.
+    /// Without a bar, writes at most one line per `COUNT_INTERVAL`, and a last line when all items are done.
     pub fn count(&mut self, what: &str, done: u64, total: u64) {
         let left = self.pace.time_left(done, total, Instant::now()).filter(|_| done < total);
         let left = left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)));

@@ -34,8 +34,7 @@ pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow
     let (folder, overwrite) = (tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?, *overwrite);
     let wheel = match wheel.clone().or_else(find_wheel) {
         Some(wheel) => wheel,
-        // The folder exists and must not be replaced. In this case the worker does not read the wheel, so any path will
-        // do.
+        // If the folder exists and must not be replaced, the worker does not read the wheel, so any path will do.
         None if out.exists() && !overwrite => WHEEL.into(),
         None => download(folder.path(), output)?,
     };

@@ -46,7 +46,7 @@ pub(super) fn require_shards(origin: &str, location: &str) -> Result<(), LaunchE
             };
             Err(reported!(NoData, "no shards at {location} ({origin}); {}{demo}{advice}", names_near(path)))
         }
-        // Not an error yet: workers try again until the outage ends.
+        // An outage is not an error yet, because the workers try again for some time.
         Err(error) if FailureKind::of_io(&error) == FailureKind::Outage => Ok(()),
         Err(error) => Err(reported!(Io, "cannot read the shards at {location} ({origin}): {error}{advice}")),
     }

@@ -39,8 +39,8 @@ fn show(folder: &Path, output: Output) -> Value {
     row
 }
 
-/// One line that gives the smallest, median and largest time over all ranks and the slowest rank, for each part of a
-/// step. `None` if the times of some rank are not known yet.
+/// One line about the parts of a step. For each part, the line gives the smallest, median and largest time of all
+/// ranks, and names the slowest rank. `None` if the times of some rank are not known yet.
 fn step_times(workers: &[WorkerStatus]) -> Option<String> {
     let part = |name: &str, of: fn(&StepTimes) -> f64| {
         let timed = workers.iter().map(|worker| Some((of(&worker.times?), worker.rank)));

@@ -68,7 +68,7 @@ fn refuse_existing(global: &Global) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Warns if the training data was chosen, but the validation or test data that the training uses was not.
+/// Warns if the user set the training data, but left the validation or test data that the training uses at its default.
 fn warn_of_mixed_data(resolved: &Resolved) {
     let is_chosen = |key: &str| match resolved.origin(key) {
         ValueOrigin::Default => false,
@@ -125,8 +125,8 @@ fn similar_runs(dir: &Path, name: &str) -> String {
     if similar.is_empty() { String::new() } else { format!("; runs with similar names: {}", similar.join(", ")) }
 }
 
-/// Replaces "auto" in `train.threads` with a number. An existing run keeps its number, because the last bits of results
-/// depend on it. A new run gets the number of `world`.
+/// Replaces "auto" in `train.threads` with a number. An existing run keeps its number of threads, because the last bits
+/// of results depend on this number. A new run gets the number of threads in `world`.
 fn with_threads(resolved: &Resolved, world: &NodeWorkers, run: &Path) -> (Resolved, NodeWorkers) {
     let mut resolved = resolved.clone();
     let here = world.threads();

@@ -94,8 +94,8 @@ impl Store {
         .to_string();
         let (fd, host_at, timeout_ms) = (listener.into_raw_fd(), host.as_ptr().cast(), millis(timeout));
         let raw = out_pointer(OPERATION, |out| {
-            // SAFETY: the host is valid for its length; the shim takes over the descriptor, which nothing else owns;
-            // `out` has room for one pointer.
+            // SAFETY: `host_at` is valid for `host.len()` bytes; the shim takes over the descriptor, which nothing else
+            // owns; `out` has room for one pointer.
             unsafe { locdiff_store_serve(fd, host_at, host.len(), address.port(), timeout_ms, out) }
         })?;
         Ok(Self { raw })
@@ -105,7 +105,7 @@ impl Store {
     /// waits that have no timeout of their own, such as those inside c10d.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
         let raw = out_pointer("join the store", |out| {
-            // SAFETY: the host is valid for its length, and `out` has room for one pointer.
+            // SAFETY: the string `host` is valid for its length, and `out` has room for one pointer.
             unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), out) }
         })?;
         Ok(Self { raw })

@@ -91,8 +91,8 @@ impl Graph {
     ///
     /// During the capture, other threads may allocate, copy and launch. They must not use torch's own random numbers on
     /// this device, and they must not empty the cache. If this process has requested more than 32 streams from the
-    /// pool, other threads must not launch on a stream from the pool either, because it may be the stream on which the
-    /// capture runs.
+    /// pool, other threads must not launch on a stream from the pool either, because the capture may run on the same
+    /// stream.
     pub fn capture<T, E>(name: &str, step: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), GraphError>
     where
         E: Into<Box<dyn Error + Send + Sync>>,

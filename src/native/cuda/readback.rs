@@ -1,4 +1,4 @@
-//! Copies from the device to main memory. The host waits for them later.
+//! Copies tensors from the device to main memory. The host need not wait for a copy at once.
 
 use tch::{Device, Tensor};
 
@@ -10,7 +10,7 @@ use crate::native::error::NativeError;
 #[derive(Debug)]
 pub struct Readback {
     tensors: Vec<Tensor>,
-    /// Reached when all copies are done. `None` if the tensors were already in main memory.
+    /// The event that marks the end of all copies. `None` if the tensors were already in main memory.
     done: Option<CudaEvent>,
 }
 

@@ -3,7 +3,7 @@
 
 // out = sin(product + shift + terms[term_rows]). `product` has `rows` rows of `width` columns, and each of its rows
 // adds one row of `terms`. The rows of `out` are `out_stride` elements apart. One thread computes four adjacent columns
-// of ROWS rows, which mostly share a row of `terms` if images have one view.
+// of ROWS rows. If images have one view, these rows mostly share a row of `terms`.
 #define ROWS 4
 extern "C" __global__ void sine_rows(T* out, u64 out_stride, const T* product, const float* shift,
                                      const float* terms, const int* term_rows, u32 rows, u32 width) {

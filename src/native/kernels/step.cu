@@ -9,7 +9,8 @@
 //
 // Letters: d dimensions of a code, h hidden width of a module, t timesteps.
 
-// A block that sums over rows has LANES x blockDim.y threads: LANES quads times at most GROUPS_MAX rows.
+// A block that sums over rows has LANES x blockDim.y threads, which read LANES quads of each of blockDim.y rows at a
+// time. blockDim.y is at most GROUPS_MAX.
 #define LANES 32
 #define GROUPS_MAX 32
 // Rows that one block of `cosine` sums.
@@ -197,7 +198,7 @@ extern "C" __global__ void row_group_sums(float* sums, const T* rows_w, u32 rows
 }
 
 // The backward pass of `modulate` for the rows of one timestep, which are rows segments[t] to segments[t + 1] - 1.
-// Writes the gradient of x, and the gradient of the table both rounded and in f32.
+// Writes the gradient of x. Writes the gradient of the table twice: rounded to T, and in f32.
 extern "C" __global__ void modulate_backward(T* dx_bh, T* dtable, float* dtable_wide, const T* dhidden,
                                              u32 dhidden_stride, const T* x_bh, const T* table, const int* segments,
                                              u32 width) {
@@ -230,8 +231,8 @@ extern "C" __global__ void modulate_backward(T* dx_bh, T* dtable, float* dtable_
   store(dtable_wide + row_of_table + width, of_shift, at.count);
 }
 
-// The bias gradients of one module that follow from the gradient of its table: those of the second time layer, of the
-// image layer, and of the layer x, whose gradient is the sum over t of (1 + scale_t) times the gradient of shift_t.
+// Computes bias gradients of one module from the gradient of its table: for the second time layer, the image layer and
+// the layer x. The bias gradient of the layer x is the sum over t of (1 + scale_t) times the gradient of shift_t.
 extern "C" __global__ void table_biases(T* of_time, T* of_image, T* of_x, const float* dtable_wide, const T* table,
                                         u32 timesteps, u32 width) {
   const Place at = place_in_columns(width);
@@ -344,9 +345,9 @@ extern "C" __global__ void distances(T* gradient_bd, float* statistics, const T*
   }
 }
 
-// For each row, the KL divergence between the softmax of the prediction's logits (q, multiplied by `logit_scale`) and
-// the softmax of the truth's logits (p), and the gradient with respect to the prediction's unscaled logits. One block
-// per row. `forward` selects KL(p || q) instead of KL(q || p).
+// For each row, computes the KL divergence and its gradient with respect to the prediction's unscaled logits. q is the
+// softmax of `logit_scale` times the prediction's logits, and p is the softmax of the truth's logits. The divergence is
+// KL(q || p), or KL(p || q) if `forward` is set. The gradient is multiplied by `weight`. One block computes one row.
 extern "C" __global__ void divergence(T* gradient_ba, float* statistics, const float* logits_ba, const float* truth_ba,
                                       float logit_scale, float weight, int forward, u32 rows, u32 anchors) {
   const u32 row = blockIdx.x;
@@ -389,9 +390,10 @@ extern "C" __global__ void divergence(T* gradient_ba, float* statistics, const f
   }
 }
 
-// sums = before + the losses of a micro-batch, divided by the number of rows of the global batch: the weighted total,
-// KL, L2, L1 and cosine. The sixth number is copied. Also writes the means over the micro-batch and the largest finite
-// logit (or prediction) to `local`. One block.
+// Adds the losses of a micro-batch, divided by the number of rows of the global batch, to `before`, and writes the
+// result to `sums`. The losses are the weighted total, KL, L2, L1 and cosine. The sixth number of `before` is copied.
+// Also writes the means over the micro-batch and the largest finite logit (or prediction) to `local`. Launched with one
+// block.
 extern "C" __global__ void add_losses(double* sums, double* local, const double* before, const float* statistics,
                                       float kl_weight, float l2_weight, float l1_weight, float cosine_weight,
                                       u32 global_batch, u32 rows) {
@@ -470,7 +472,7 @@ struct Control {
 };
 
 // Prepares the update: adds up the partial sums of squares. Counts the update, unless the gradient is not finite or a
-// rank has no rows. `numbers` receives the six sums and the squared norm. One block.
+// rank has no rows. `numbers` receives the six sums and the squared norm. Launched with one block.
 extern "C" __global__ void prepare_update(Control* control, double* numbers, float* updates, const float* squares,
                                           u32 blocks, const double* sums, const float* learning_rate, float clip_norm,
                                           float beta1, float beta2, float weight_decay, float average_min) {
@@ -478,7 +480,7 @@ extern "C" __global__ void prepare_update(Control* control, double* numbers, flo
   for (u32 i = threadIdx.x; i < blocks; i += blockDim.x) squared += (double)squares[i];
   squared = sum_block(squared);
   if (threadIdx.x != 0) return;
-  // The request of a rank without rows is NaN. Then nothing may change.
+  // A rank without rows sends NaN as its request. The sum is then NaN too, so the update is skipped.
   squared += 0.0 * sums[5];
   for (u32 i = 0; i < 6; ++i) numbers[i] = sums[i];
   numbers[6] = (double)(float)squared;  // finite unless the update is skipped

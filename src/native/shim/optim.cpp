@@ -23,7 +23,7 @@ std::optional<at::Tensor> optional(void* tensor) {
 }
 
 // A fused kernel reads a parameter, its gradient and its two moments in memory order. Not every backend checks that
-// their layouts match, so this function checks it.
+// their layouts match, so this function does.
 void check_alike(size_t index, const char* name, const at::Tensor& param, const at::Tensor& other) {
   TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
                   param.scalar_type() == other.scalar_type() && param.device() == other.device(),
@@ -37,8 +37,8 @@ void check_alike(size_t index, const char* name, const at::Tensor& param, const 
 extern "C" {
 
 // Makes one AdamW update on the device and adds 1 to `step`, which is one f32 for the whole list. If `found_inf` is 1,
-// leaves parameters, moments and `step` as they were. If `grad_scale` is not null, divides the gradients by it and
-// writes them back.
+// leaves parameters, moments and `step` as they were. If `grad_scale` is not null, divides the gradients by
+// `grad_scale` and stores the quotients in `grads`.
 int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, void* const* exp_avgs,
                         void* const* exp_avg_sqs, void* step, void* lr, double beta1, double beta2, double eps,
                         double weight_decay, void* grad_scale, void* found_inf) {

@@ -13,7 +13,7 @@ using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
-// Values of libkineto::ActivityType. They are repeated here, because its header needs other headers of Kineto.
+// Values of libkineto::ActivityType, repeated here because the header of this type needs other headers of Kineto.
 constexpr uint8_t kOperator = 0;
 constexpr uint8_t kGpuAnnotation = 2;
 
@@ -33,7 +33,8 @@ int locdiff_profiler_start(int cuda) {
 }
 
 // Stops the profiler. Calls `add` for each operator that ran on the CPU, or, if `cuda` is 1, for each kernel, copy and
-// fill that ran on a GPU. The name is valid only during the call, and has no NUL at its end. `add` must not throw.
+// fill that ran on a GPU. The `name` passed to `add` is valid only during that call and has no NUL at its end. `add`
+// must not throw.
 int locdiff_profiler_stop(int cuda,
                           void (*add)(void* context, const char* name, size_t length, uint64_t thread,
                                       uint64_t start_ns, uint64_t duration_ns),

@@ -65,7 +65,7 @@ impl Gatherer {
         Ok((segment, ticket))
     }
 
-    /// Sends batches without embeddings: they hold the positions of the rows in the device cache. No file is read.
+    /// Sends batches that hold the positions of the rows in the device cache instead of embeddings. Reads no file.
     fn gather_places(&mut self) -> Result<(), End> {
         let slice = self.segments.slice().clone();
         let count = (slice.end - slice.start) as usize;

@@ -1,11 +1,11 @@
 //! Checksums for data without a manifest: one for every column chunk that training reads, recorded when a run begins.
 //!
 //! Files from other tools have no manifest with checksums, so the run computes its own. The first scan computes them,
-//! every checkpoint stores them, and every worker compares the chunks that it reads with them.
+//! every checkpoint stores them, and every worker verifies them for the chunks that it reads.
 //!
 //! Before its first step, a resumed run hashes every file whose version ([`ByteSource::version`]) has changed.
 //! Different bytes are an error, but a changed version alone is not. Files with an unchanged version are not hashed at
-//! that time. Their chunks are checked when they are read, like all others.
+//! that time. Their chunks, like the chunks of all files, are checked when they are read.
 //!
 //! [`ByteSource::version`]: crate::shards::ByteSource::version
 

@@ -112,7 +112,7 @@ impl Dataset {
     }
 
     /// Where the rows came from, according to the manifest; `None` if not known. If local files were opened without a
-    /// manifest, for example with a glob, the origin comes from the manifests in their folders that list these files.
+    /// manifest, for example with a glob, the manifest in the folder of each file is used if it lists the file.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
@@ -187,8 +187,8 @@ impl Dataset {
             let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // An embedding of the wrong width is an error, unless the data has no manifest and bad rows are skipped. Then
-        // its row is skipped like any other bad row.
+        // If the data has no manifest and bad rows are skipped, a row with an embedding of the wrong width is skipped
+        // like any other bad row. Otherwise, an embedding of the wrong width is an error.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }

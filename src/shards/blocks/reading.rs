@@ -23,7 +23,7 @@ use crate::shards::format::{
 pub(super) type ChecksumSlots<'a> = Option<&'a mut [Checksum]>;
 
 impl Dataset {
-    /// Reads one column chunk. If a checksum of the chunk was recorded, compares it with that of the bytes read.
+    /// Reads one column chunk. If a checksum of the chunk was recorded, checks the bytes against it.
     pub(super) fn read_chunk(
         &self,
         at: BlockAt,

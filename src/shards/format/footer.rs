@@ -108,8 +108,9 @@ struct FileColumns<'a> {
 }
 
 impl FileColumns<'_> {
-    /// Finds the column that `shards.{what}_column` names. If `given` is the default name and no column has it, looks
-    /// for the names in `accepted`, in their order, and takes the first column with a suitable type.
+    /// Finds the column named `given`, the value of `shards.{what}_column`. If `given` is the default name and no
+    /// column has this name, looks for the names in `accepted`, in their order, and takes the first column with a
+    /// suitable type.
     fn find(&self, what: &str, accepted: &[&str], given: &str) -> Result<Column, ShardsError> {
         let is_list = what == EMBEDDING;
         let found = tables::columns_named(&self.header, accepted, Some(given));
@@ -132,10 +133,10 @@ impl FileColumns<'_> {
         Ok(Column { name: name.clone(), root, leaf, number })
     }
 
-    /// The identifier column: the column with the name `given`. If `given` is the default name and no column has it,
-    /// looks for the accepted names, in upper or lower case and in their order, and takes the first column that holds
-    /// text or integers. Columns of other types are not taken, because columns with names such as `image` or `file` may
-    /// hold the photos themselves.
+    /// The identifier column: the column with the name `given`. If `given` is the default name and no column has this
+    /// name, looks for the accepted names, in upper or lower case and in their order, and takes the first column that
+    /// holds text or integers. Columns of other types are not taken, because columns with names such as `image` or
+    /// `file` may hold the photos themselves.
     fn id(&self, given: &str) -> Option<Column> {
         let is_text = |kind: &DataType| matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
         let is_suitable = |root: &usize| {

@@ -248,7 +248,7 @@ impl ShardWriter {
 
 impl Drop for ShardWriter {
     fn drop(&mut self) {
-        // Deletes the unfinished folder. After a successful `finish` there is none.
+        // Deletes the unfinished folder. After a successful `finish`, this folder does not exist.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }

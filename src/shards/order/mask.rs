@@ -122,8 +122,8 @@ impl Mask {
     }
 }
 
-/// Describes the first bad row of a block. The text contains the error from reading the block, or the row's number if
-/// the read succeeds. `rows` are the skipped rows of the block.
+/// Describes the first bad row of a block: by the error from reading the block or, if the read succeeds, by the row's
+/// number. Also gives the number of other skipped rows. `rows` are the skipped rows of the block.
 fn describe_block(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let mut into = BlockRows::default();
     let found = (0..blocks.views()).find_map(|view| blocks.read(block, view, &mut into).err());

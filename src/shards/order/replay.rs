@@ -22,7 +22,7 @@ pub struct Replay {
     pub epochs: u32,
     /// The numbers of workers for which the plan is replayed.
     pub world_sizes: Vec<u32>,
-    /// Rows per step. If the data set has fewer usable rows, one batch holds all of them.
+    /// Rows per step. If the data set has fewer usable rows than this, one batch holds all usable rows.
     pub global_batch: u32,
     /// Seed that determines the order of rows.
     pub seed: u64,

@@ -34,7 +34,7 @@ pub trait ByteSource: Send + Sync {
     fn version(&self, file: usize) -> Result<String, ShardsError>;
 }
 
-/// Numbered files, and the text of the manifest that lists them, if they have a manifest.
+/// Numbered files and the text of the manifest that lists them. The text is `None` if there is no manifest.
 pub(super) type Listed = (Arc<dyn ByteSource>, Option<Vec<u8>>);
 
 /// Maximum number of buffers kept for reuse.

@@ -48,8 +48,8 @@ pub(crate) struct IndexTable {
     location: String,
     /// The text of the manifest. Every process parses the same text, so that all have exactly the same numbers.
     manifest_text: Option<String>,
-    /// Where the rows came from, if known. `None` if there is a manifest, because the manifest says where they came
-    /// from.
+    /// The origin of the rows. `None` if the origin is unknown, or if there is a manifest, which itself states the
+    /// origin.
     pub(crate) origin: Option<Origin>,
     pub(crate) fingerprint: u64,
     files: Vec<IndexedFile>,

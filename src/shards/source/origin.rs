@@ -17,7 +17,8 @@ use crate::shards::format::{ImageHead, MANIFEST_NAME, Manifest};
 pub struct Origin {
     /// Description of the source.
     pub source: String,
-    /// The retrieval head that can use the embeddings; `Linear` if any file is simulated.
+    /// The retrieval head that can use the embeddings. `Linear` if any file is simulated, and `None` if the head is
+    /// unknown or differs between files.
     pub image_head: ImageHead,
 }
 

@@ -32,8 +32,8 @@ pub struct Ensemble<'a> {
 /// - For the mean of codes, the row is the index of the image.
 /// - For all other methods, the row is `image * samples + sample`.
 ///
-/// The mixture, and decoders with a neighbourhood, work in several passes. Their errors count rows from the start of
-/// the pass.
+/// Exception: the mixture, and decoders with a neighbourhood, work in several passes, and count the row from the start
+/// of the current pass.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);

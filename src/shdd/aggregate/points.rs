@@ -13,7 +13,7 @@ use crate::shdd::ShddError;
 
 /// Widths of the two exponentials in the kernel medoid, in km. They are about the sizes of a town and of a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
-/// Lower bound of a sample's expected density in the posterior medoid, relative to the largest expected density.
+/// The posterior medoid raises a sample's expected density to at least this fraction of the largest expected density.
 const EXPECTED_MIN: f64 = 0.02;
 /// If the mean of the unit vectors is shorter than this, its direction is only rounding error.
 const MEAN_LENGTH_MIN: f64 = 1e-9;

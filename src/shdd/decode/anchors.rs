@@ -5,7 +5,7 @@
 //! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass over the anchors computes all tiles
 //! again, which takes a few microseconds per anchor. One pass handles many codes, so they share this cost.
 //!
-//! On CUDA, the kept harmonics are one tile. The number of rows of a tile is padded to a multiple of [`TILE_MULTIPLE`],
+//! On CUDA, kept harmonics form one tile. The number of rows of a tile is padded to a multiple of [`TILE_MULTIPLE`],
 //! because products of other sizes use the tensor cores poorly. Padding has the score −∞.
 //!
 //! [`Anchors::best`] and [`Anchors::scores`] need memory for the codes, the points and the kept harmonics. In addition,
@@ -20,9 +20,9 @@
 //! is more than 1 km off for 87 % of clean codes.
 //!
 //! The coarse pass uses f16, not bf16. No harmonic exceeds √((2L+1)/4π), which is 2.75 at L = 47 and 9.02 at L = 511,
-//! so bits of the mantissa matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be
-//! missing from the best 64 for 1 % of the same codes. The test `decode_rescoring_finds_what_16_bits_miss` measures
-//! both percentages.
+//! so bits of the mantissa matter more than bits of the exponent. At L = 47 and 1 km between anchors, the
+//! best 64 anchors of a coarse pass in bf16 would not include the right anchor for 1 % of clean codes. The test
+//! `decode_rescoring_finds_what_16_bits_miss` measures this percentage and the 87 % above.
 //!
 //! On the CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is rescored.
 //!
@@ -42,7 +42,7 @@ use super::source::SourcePoints;
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter, ShddError};
 
-// Letters in tensor names: b codes, c coefficients ((L+1)² or those that a filter keeps), a anchors, k candidates.
+// Letters in tensor names: b codes, c coefficients (all, or those that a filter keeps), a anchors, k candidates.
 
 /// For each code, at least this many anchors are sorted and, if the coarse pass is not exact, rescored.
 pub const CANDIDATES: usize = 64;
@@ -117,8 +117,8 @@ pub struct Anchors {
 /// about 2·J₁(x)/x times the peak, where x = (L+1)·θ. The main lobe ends at x = 3.8, and positive side lobes reach 0.064
 /// of the peak. The Hessian is negative definite up to x = 2.3.
 ///
-/// On a Fibonacci grid of 4 (L+1)² points, every place has a grid point within x = 1.4, where the score is still 0.77
-/// of the peak. With `eval.refine`, the configuration does not accept fewer points for `eval.grid_points`.
+/// On a Fibonacci grid of 4 (L+1)² points, every place has a grid point with x of at most 1.4. There, the score is at
+/// least 0.77 of the peak. With `eval.refine`, the configuration does not accept fewer points for `eval.grid_points`.
 pub fn grid_points_min(degree: u32) -> usize {
     locdiff_core::config::grid_points_min(degree) as usize
 }
@@ -255,8 +255,8 @@ impl Anchors {
         self.coarse != Coarse::F32 || self.device().is_cuda()
     }
 
-    /// Number of anchors per tile. It is computed from the size of whole codes, because the filter is applied after a
-    /// tile is computed.
+    /// Number of anchors per tile. If the values of all anchors are kept on a GPU, there is only one tile. Otherwise,
+    /// the number is computed from the size of whole codes, because the filter is applied after a tile is computed.
     fn tile_rows(&self) -> usize {
         let count = self.points().len();
         if self.kept_ac.is_some() && self.device().is_cuda() {
@@ -271,8 +271,8 @@ impl Anchors {
         ranges(self.points().len(), self.tile_rows())
     }
 
-    /// Converts codes to f32 on the device. For each code, also returns an upper bound of all its scores, which is not
-    /// finite if the code is not finite, or so large that its scores could overflow.
+    /// Converts codes to f32 on the device. For each code, also returns an upper bound of all its scores. The bound is
+    /// not finite if the code is not finite or is so large that its scores could overflow.
     fn bounded(&self, codes_bc: &Tensor) -> Result<(Tensor, Tensor), ShddError> {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
@@ -293,8 +293,8 @@ impl Anchors {
         self.source.whole_codes(codes_bc)
     }
 
-    /// The codes in the format of the coarse pass. If that is f16, each code is divided by its largest value, and these
-    /// values are returned too.
+    /// The codes in the format of the coarse pass. If the format is f16, each code is divided by its largest magnitude,
+    /// and the largest magnitudes are returned too.
     fn narrowed(&self, codes_bc: &Tensor) -> Result<(Tensor, Option<Tensor>), ShddError> {
         if self.coarse == Coarse::F32 {
             return Ok((codes_bc.shallow_clone(), None));
@@ -323,7 +323,7 @@ impl Anchors {
 
     /// For each code, the coarse scores and the indices of the best `count` anchors. The best anchors of each tile are
     /// merged with the best anchors of the earlier tiles. If the coarse pass uses f16, the scores of each code are
-    /// divided by its largest value.
+    /// divided by the largest absolute value in the code.
     fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
         let (narrow_bc, _) = self.narrowed(codes_bc)?;
         let mut best: Option<(Tensor, Tensor)> = None;
@@ -341,7 +341,7 @@ impl Anchors {
             best = Some((scores_bk, anchors_bk.f_gather(1, &chosen_bk, false)?));
         }
         let (scores_bk, anchors_bk) = best.expect("there is at least one anchor, so at least one tile");
-        // If real scores are −∞, because the code is not finite, padding may be among the best.
+        // If a code is not finite, real scores may be −∞, and padding may be among the best.
         Ok((scores_bk, anchors_bk.f_clamp_max(self.points().len() as i64 - 1)?))
     }
 

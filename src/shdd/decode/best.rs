@@ -1,4 +1,4 @@
-//! The best anchors of codes. The host can do other work while the device computes them.
+//! Finds the best anchors of codes. The host can do other work while the device computes these anchors.
 // Letters in tensor names: b codes, k best anchors.
 
 use tch::Tensor;

@@ -6,7 +6,8 @@
 //! as large, and fewer than k other blocks can have a larger maximum.
 //!
 //! If there are n blocks, block i holds the columns i, i + n, i + 2n and so on. libtorch computes the maxima of such
-//! blocks several times faster than those of adjacent columns, because adjacent threads then read adjacent columns.
+//! blocks several times faster than the maxima of blocks of adjacent columns, because adjacent threads read adjacent
+//! columns.
 // Letters in tensor names: b rows, a columns, k selected columns.
 
 use tch::{Kind, TchError, Tensor};
@@ -14,7 +15,7 @@ use tch::{Kind, TchError, Tensor};
 /// Columns of a block.
 const BLOCK: usize = 32;
 
-/// Whether it pays to look at the maxima of blocks before selecting `count` of `columns` columns.
+/// Whether it is faster to select blocks by their maxima first, if the largest `count` of `columns` columns are wanted.
 fn is_wide(columns: usize, count: usize) -> bool {
     columns > 4 * BLOCK * count && columns.is_multiple_of(BLOCK)
 }

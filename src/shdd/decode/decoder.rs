@@ -137,7 +137,8 @@ pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
 /// Number of threads for work on the CPU: as many as libtorch has, or a share of the cores if there is a GPU.
 pub(in crate::shdd) fn threads() -> usize {
     let of_libtorch = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
-    // The worker of a GPU has one libtorch thread. The GPUs of a machine share its cores.
+    // A worker with a GPU has only one libtorch thread. It gets its share of the machine's cores instead: the number of
+    // cores divided by the number of GPUs.
     match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
         0 => of_libtorch,
         gpus => of_libtorch.max(std::thread::available_parallelism().map_or(1, usize::from) / gpus),

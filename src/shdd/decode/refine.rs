@@ -19,7 +19,7 @@ const STEP_OF_RESOLUTION: f64 = 0.25;
 /// Maximum number of steps. If the search starts on the right hill, 4 to 8 steps are enough.
 const STEPS_MAX: u32 = 100;
 const HALVINGS_MAX: u32 = 40;
-/// A step may decrease the value by this much, relative to the value, because rounding can cause such a decrease.
+/// Relative decrease of the value that a step may cause. Rounding alone can cause a decrease of this size.
 const ROUNDING: f64 = 1e-12;
 
 /// The result of a search.
@@ -101,7 +101,7 @@ fn climb(
 fn newton_step(local: &Local) -> Option<[f64; 2]> {
     let [[a, b], [_, d]] = local.hessian;
     let determinant = a * d - b * b;
-    // The determinant is compared with the squared entries and not with 0, because on a plateau it consists only of
+    // Compare the determinant with the squared entries and not with 0: on a plateau, the determinant consists only of
     // rounding errors.
     if !(a + d < 0.0 && determinant > 1e-10 * (a * a + d * d + 2.0 * b * b)) {
         return None;

@@ -33,9 +33,9 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Number of matrix products in a series that is timed before training.
 const PRODUCTS: u32 = 4;
-/// Maximum number of such series. After two, no further series begins once [`PATIENCE`] has passed.
+/// Maximum number of timed series. Two series are always timed; others begin only within [`PATIENCE`].
 const SERIES_MAX: u32 = 5;
-/// Limits the time for which the other ranks wait for these series.
+/// Limits the time for which the other ranks wait for the timed series.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Measures the utilisation of one rank's device.
@@ -68,14 +68,14 @@ impl Meter {
         Self { device, kind, step_flops, peak_flops: peak.map(|tflops| tflops * 1e12) }
     }
 
-    /// About the least number of seconds that `steps` steps can take: the time of their matrix products at the speed of
+    /// A rough lower bound on the seconds that `steps` steps take: the time of their matrix products at the speed of
     /// large products on this device.
     pub(in crate::train) fn seconds_min(&self, steps: u64) -> Result<f64, TchError> {
         let size: i64 = if self.device.is_cuda() { 4096 } else { 512 };
         let factor = Tensor::f_ones([size, size], (self.kind, self.device))?;
         let (begun, mut seconds) = (Instant::now(), f64::MAX);
-        // The first products are slower than the others, and so are products that share their core with another
-        // process. The fastest series counts.
+        // Use the fastest series: the first products are slow, and so are products that share a core with another
+        // process.
         for series in 0..SERIES_MAX {
             if series > 1 && begun.elapsed() > PATIENCE {
                 break;

@@ -10,8 +10,8 @@ use crate::train::work::autograd_reason;
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
 
-/// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a lower bound of
-/// the time that the remaining `steps_left` steps take, if it is known.
+/// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a lower bound of the time
+/// that the remaining `steps_left` steps take; `None` if the bound is unknown.
 pub(in crate::train) fn log(
     config: &RunConfig,
     data: &TrainingData,

@@ -4,8 +4,8 @@
 //! The weights, their average, the moments and the gradient are flat buffers ([`flat`]). The matrix products read
 //! weights that are rounded to bf16, and write their gradients as bf16 into the flat gradient. If a step has several
 //! micro-batches, their gradients are summed in f32. One kernel clips the gradient, updates the weights, the moments
-//! and the average, and rounds the new weights. Everything it needs to know is on the device, so the host need not wait
-//! for a step before it launches the next one.
+//! and the average, and rounds the new weights. All inputs of this kernel are on the device, so the host can launch the
+//! next step without waiting for the previous one.
 //!
 //! Every row's loss is divided by the number of rows of the global batch. The sum over ranks is therefore the mean over
 //! the global batch.
@@ -189,9 +189,9 @@ impl Explicit {
         self.layout.parameters(self.gradient()).expect("the gradient has the layout of the parameters")
     }
 
-    /// Computes the gradients of the rows in the inputs. If `reduces` is true, the reduction over ranks of each part
-    /// starts as soon as the last micro-batch has computed it. Otherwise, each rank keeps its own gradients until
-    /// [`Explicit::conclude`].
+    /// Computes the gradients of the rows in the inputs. If `reduces` is true, each part of the gradient is reduced
+    /// over ranks as soon as the last micro-batch has computed this part. Otherwise, each rank keeps its own gradients
+    /// until [`Explicit::conclude`].
     pub(super) fn compute_gradients(&mut self, codes: &Codes, reduces: bool) -> Result<LocalLosses, TrainError> {
         let _without_gradients = tch::no_grad_guard();
         let rows = (self.inputs.form.slice.end - self.inputs.form.slice.start) as i64;
@@ -257,7 +257,7 @@ impl Explicit {
     }
 
     /// Clips the gradient, then updates the weights and their average. If the gradient is not finite or a rank has no
-    /// rows, nothing changes. Completes the numbers of the [`Report`].
+    /// rows, nothing changes. In any case, fills in the missing values of the [`Report`], in `numbers`.
     fn update(&self, sums: &Tensor, numbers: &Tensor) -> Result<(), TrainError> {
         let (train, elements) = (&self.config.train, self.layout.elements);
         let blocks = square_sums(elements);

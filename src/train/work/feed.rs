@@ -22,7 +22,8 @@ pub(in crate::train) struct Form {
     pub(super) slice: Range<u64>,
     /// Number of rows of the global batch.
     pub(super) global_batch: u32,
-    /// How often the memory of the inputs was allocated anew. A recorded step must not read the old memory.
+    /// How often the memory of the inputs was allocated anew. A step that was recorded before an allocation must not be
+    /// replayed, because it would read the old memory.
     pub(super) allocations: u64,
 }
 
@@ -42,9 +43,8 @@ pub(in crate::train) struct StepNumbers {
     pub(in crate::train) requests: Requests,
 }
 
-/// Requests that the ranks share in each step, for example that a rank was asked to stop. Each rank encodes its
-/// requests as one number, which is summed over all ranks together with the losses. So all ranks act on the same sum
-/// after the same step.
+/// Requests that the ranks share in each step, such as a request to stop. Each rank encodes its requests as one number,
+/// which is summed over all ranks together with the losses. So all ranks act on the same sum after the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::train) struct Requests {
     /// Number of ranks that were asked to stop.

@@ -188,7 +188,8 @@ fn explicit_step_in_f32_equals_autograd() {
             |work: &Work| [work.network.parameters().tensors(), work.ema.iter().map(Tensor::shallow_clone).collect()];
         for (kind, (got, wanted)) in ["weights", "average"].iter().zip(lists(&explicit).iter().zip(&lists(&autograd))) {
             for (got, wanted) in got.iter().zip(wanted) {
-                // AdamW's first updates are almost signs of gradients, so that tiny gradients may differ in sign.
+                // AdamW's first updates are nearly the signs of the gradients, and the engines may give a tiny gradient
+                // different signs.
                 let error = relative(got, wanted);
                 assert!(error < 1e-3, "{name}: {kind} differ by {error}");
             }

@@ -5,11 +5,11 @@ use tch::Tensor;
 /// The losses of this rank's rows, before the reduction over ranks.
 #[derive(Debug)]
 pub(in crate::train) struct LocalLosses {
-    /// Six f64 values: the sums over this rank's rows of the five losses in a [`Report`], divided by the number of rows
-    /// of the global batch, and this rank's encoded requests.
+    /// Six f64 values. The first five are the losses in a [`Report`], each summed over this rank's rows and divided by
+    /// the number of rows of the global batch. The sixth is this rank's encoded requests.
     pub(super) sums: Tensor,
-    /// With autograd, the last six values of the [`Report`]. With the explicit engine, the tensor of all its values, of
-    /// which the last six are set.
+    /// With autograd, the last six values of the [`Report`]. With the explicit engine, a tensor for all values of the
+    /// [`Report`], in which only the last six are set so far.
     pub(super) last: Tensor,
 }
 

@@ -43,7 +43,7 @@ fn error_of_a_worker_is_shown_once() {
     let ran = stage.run("--workers 2 --device cpu self-check");
     ran.exits_with(ExitCode::BadData).stderr_has("error: no such thing");
     assert_eq!(ran.stderr.matches("no such thing").count(), 1, "{}", ran.stderr);
-    // The final report does not repeat the other error, so that error is shown as a log line of its rank.
+    // The final report does not repeat the other error. A log line of rank 1 therefore shows it.
     ran.stderr_has(" ERROR [rank 1] another thing\n");
 
     let stage = Stage::new(Worker::Real);

@@ -165,8 +165,8 @@ fn number_of_workers_does_not_change_the_quick_evaluation() {
     }
 }
 
-/// The number of threads is chosen when a run is created. A resumed run keeps it, as if it had moved to a machine with
-/// another number of cores.
+/// The number of threads is chosen when a run is created. A run that resumes on a machine with another number of cores
+/// keeps its number of threads.
 #[test]
 fn automatic_threads_are_chosen_once_and_kept_on_resume() {
     let stage = stage();

@@ -11,8 +11,8 @@ use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
 use crate::stage::{Ran, eventually, signal, wait};
 
 /// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. If a worker hangs in phase
-/// `data`, the limit of this phase ends the hang. If a worker hangs in a step, the other workers detect it, because
-/// their collective operation times out before the limit of the step.
+/// `data`, the limit of this phase ends the hang. If a worker hangs in a step, the other workers detect the hang,
+/// because their collective operation times out before the limit of the step.
 const LIMITS: &str = "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=5 --set supervise.collective_timeout_s=4 \
     --set supervise.checkpoint_timeout_s=6 --set supervise.stop_timeout_s=1";
 
@@ -147,7 +147,7 @@ fn first_cause_is_named_in_time_at_any_moment() {
 }
 
 /// While the launcher is stopped, it does not read the reports of the workers. The workers must go on training.
-/// `LOCDIFF_PAUSE_S` sets for how many seconds the launcher is stopped.
+/// `LOCDIFF_PAUSE_S` is the duration of the stop in seconds.
 #[test]
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
     let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(5);

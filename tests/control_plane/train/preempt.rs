@@ -58,11 +58,12 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
     }
 }
 
-/// Starts a run repeatedly, and each time sends SIGTERM to all its processes at a random moment within about the first
-/// two seconds. This goes on until the run has ended by itself, or until `LOCDIFF_TRIES` signals have been sent. Then
-/// the run is completed without a signal. The test covers two layouts, without and with tensor parallelism. If
-/// `LOCDIFF_TRIES` is not set, the test covers only the layout with tensor parallelism. It then sends one signal, at a
-/// random moment of the whole run.
+/// Sends SIGTERM to all processes of a run at a random moment, and then completes the run without a signal. By default,
+/// the run has tensor parallelism and gets one signal.
+///
+/// If `LOCDIFF_TRIES` is above 1, the test starts the run repeatedly, and each time sends the signal within about the
+/// first two seconds. This goes on until the run has ended by itself, or until `LOCDIFF_TRIES` signals have stopped it.
+/// If the variable is set, the test also covers a run without tensor parallelism.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {

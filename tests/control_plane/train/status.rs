@@ -1,4 +1,4 @@
-//! Tests of `status`. If a launcher was killed, the next launcher of the run must report that.
+//! Tests of `status`. If a launcher was killed, the next launcher of the run must report the kill.
 
 use std::process::Stdio;
 

@@ -13,7 +13,7 @@ const ROWS: usize = 512;
 /// Settings that all tests share: a small model with dropout, a constant learning rate, a report of every step, and ten
 /// times the default weight of the KL loss. With the default weight, the gradient norms of different layouts differ by
 /// up to 4e-5. The reason is that Adam's first steps depend only on the signs of the gradients, even if the gradients
-/// are near 0. One thread per worker, because layouts are compared and tests run side by side.
+/// are near 0. Each worker has one thread, because layouts are compared and tests run side by side.
 pub(super) const BASE: &str = "--device cpu --json --set model.degree=11 --set model.dropout=0.2 --set loss.anchors=64 \
     --set loss.kl_weight=0.4 --set train.global_batch=240 --set train.warmup_steps=0 --set train.learning_rate=5e-4 --set train.log_every=1 \
     --set train.schedule=\"constant\" --set shards.train=shards/small --set shards.validation=\"\" --set shards.reader_threads=1 \

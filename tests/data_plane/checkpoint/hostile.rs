@@ -50,7 +50,7 @@ fn every_rule_of_the_format_is_enforced() {
     assert!(matches!(&error, HeaderError::Unsupported(text) if text.contains("F8_E4M3")), "{error}");
 }
 
-/// Writes `bytes` to a file and loads the tensors of the file. The expected checksum is that of the bytes.
+/// Writes `bytes` to a file and loads the tensors of the file. The expected checksum is computed from `bytes`.
 fn load(bytes: &[u8]) -> Result<(), ExitCode> {
     let folder =
         tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary folder can be created");

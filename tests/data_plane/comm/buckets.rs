@@ -60,8 +60,8 @@ fn batch() -> Tensor {
     Tensor::randn([ROWS, 6], (Kind::Double, Device::Cpu))
 }
 
-/// The mean loss over `rows`. All ranks have equally many rows, so the mean of the losses of all ranks is the loss of
-/// the whole batch.
+/// The mean loss over `rows`. All ranks have the same number of rows, so the mean of the losses of all ranks is the
+/// loss of the whole batch.
 fn loss(parameters: &[Tensor], rows: &Tensor) -> Tensor {
     let mut x = rows.shallow_clone();
     for (index, weight) in parameters[..5].iter().enumerate() {

@@ -189,8 +189,8 @@ fn duplicate_rank_is_refused() {
         let error = Communicator::connect(rendezvous).expect_err("two processes have rank 0").to_string();
         me.report(&error);
     });
-    // Only the process that connects second is refused. The other process waits for rank 1 until it times out, or until
-    // the store is gone.
+    // Only the second process to connect is refused. The first process waits for rank 1 until the wait times out, or
+    // until the store is gone.
     let refused = reports.iter().flatten().filter(|text| text.contains("another process has already joined as rank 0"));
     assert_eq!(refused.count(), 1, "wanted exactly one refused process: {reports:?}");
 }

@@ -39,8 +39,8 @@ fn geoclip_reproduces_its_published_outputs() {
                 "{name} on {device:?}: off by {difference:e}, values up to {}",
                 want.abs().max().double_value(&[])
             );
-            // A GPU adds numbers in another order, and the high frequencies of GeoCLIP's finest capsule magnify the
-            // rounding errors.
+            // A GPU adds numbers in a different order than a CPU. The high frequencies of GeoCLIP's finest capsule
+            // magnify the different rounding errors.
             assert!(
                 difference < if device.is_cuda() { 1e-3 } else { 1e-5 },
                 "{name} on {device:?} differs by {difference:e}"

@@ -1,3 +1,3 @@
-//! Tests of inference: its input rows.
+//! Tests of the input rows of inference.
 
 mod rows;

@@ -230,7 +230,7 @@ fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
         let neighbour = place.displace(Degrees(77.0), Km(5.0)).expect("the displacement is finite");
         fold_of(**place, 5) == fold_of(neighbour, 5)
     });
-    // A cell is about 550 km wide, so about one in 95 steps of 5 km leads to another cell.
+    // A cell is about 550 km wide, so a displacement of 5 km leads to another cell about once in 95 times.
     assert!(together.count() > 2900);
 }
 

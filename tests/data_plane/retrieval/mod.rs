@@ -411,7 +411,7 @@ fn head_of_unknown_photos_depends_on_whether_geoclip_recognises_their_places() {
     let one_place = write("one-place.parquet", &same, &features_of(&geoclip, &same));
     let too_few = write("few.parquet", &few, &features_of(&geoclip, &few));
     let missing = "missing.parquet".to_owned();
-    // The training photos decide. If they cannot be read, the photos to evaluate decide.
+    // The training photos decide which head is chosen. If they cannot be read, the photos to evaluate decide.
     for (train, evaluated, want) in [
         (&clip, &clip, GeoclipHead),
         (&other, &other, Knn),

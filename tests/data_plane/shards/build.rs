@@ -62,7 +62,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Makes a folder with a valid table, `t.csv`, and valid embeddings for the rows of the table, `a.npy`.
+    /// Makes a folder with a valid table (`t.csv`) and valid embeddings for the rows of this table (`a.npy`).
     fn new(on_bad_rows: OnBadRows) -> Self {
         let config = ShardsConfig { id_column: "who".into(), on_bad_rows, ..ShardsConfig::default() };
         let bench = Self { scratch: tempfile::tempdir().expect("a temporary folder can be created"), config };

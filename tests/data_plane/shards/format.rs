@@ -149,7 +149,8 @@ fn non_finite_number_is_named_by_row() {
         fs::write(&path, &bytes).expect("the file can be written");
         let damaged = read_all(&open(&out).expect("the shards are valid"), 0).expect_err("the checksum does not match");
         assert_eq!(damaged.exit_code(), ExitCode::Corrupt, "wrong exit code for: {damaged}");
-        // Without a manifest the checksum is unknown. The reader must then refuse the number because it is not finite.
+        // Without a manifest, there is no checksum. The reader must then refuse the damaged number, because it is not
+        // finite.
         fs::remove_file(out.join(MANIFEST_NAME)).expect("the file exists");
         let bare = open(&out).expect("the Parquet files are valid");
         let error = read_all(&bare, 0).expect_err(name);

@@ -175,8 +175,8 @@ fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("ragged.parquet");
     // Row group 0 has a single row with a list of 3 numbers. Only the other row groups show that this length is wrong.
-    // In row group 1 the mean length is the right width, 8, but neither row has this length. Row group 2 is the largest
-    // and determines the width.
+    // Row group 1 has two rows. Their mean length is the right width, 8, but neither row has this length. Row group 2
+    // is the largest and determines the width.
     write_ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
     let error = open(&path, OnBadRows::Error).err().expect("the ragged lists were accepted");
     assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code for: {error}");

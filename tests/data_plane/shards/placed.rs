@@ -55,7 +55,7 @@ fn threaded(dataset: &Arc<Dataset>, plan: &Plan, share: Share, cache: Cache) -> 
     Batches::new(dataset.clone(), plan.clone(), plan.start(), share, &options).expect("the options are valid")
 }
 
-/// The embeddings of each block in each view as bytes, indexed by `[view][block]`. Whole blocks are read.
+/// Reads whole blocks. Returns the embeddings of each block in each view as bytes, indexed by `[view][block]`.
 fn read_blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
     let read = |view: u32| {
         let whole = read_all(dataset, view).expect("the blocks are valid").embeddings;

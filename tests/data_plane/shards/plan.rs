@@ -32,7 +32,7 @@ fn cases() -> impl Strategy<Value = Case> {
             (block, (0..*rows).filter(skips).collect())
         });
         let mask = Mask::new(skipped.collect(), &block_rows).expect("the rows are ascending");
-        // A row takes 24 bytes. A limit of at most 1800 bytes therefore makes windows shorter; `WINDOW_BYTES_MAX` is
+        // A row takes 24 bytes, so a limit of 600 to 1800 bytes makes windows shorter. The limit `WINDOW_BYTES_MAX` is
         // too large to have an effect.
         let window_bytes_max = if bound == 0 { WINDOW_BYTES_MAX } else { bound * 600 };
         let options = PlanOptions { seed, global_batch, tail, shuffle_row_groups, window_bytes_max };
@@ -137,7 +137,7 @@ fn views(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
         }
     }
     for (block, views) in shown {
-        // A block may show fewer views than there are epochs, because an epoch may drop all rows of the block.
+        // A block need not occur in every epoch, because an epoch may drop all rows of the block.
         prop_assert_eq!(views.len() as u32, seen[&block], "block {} shows a view twice", block);
     }
     Ok(())

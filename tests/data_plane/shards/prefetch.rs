@@ -216,8 +216,9 @@ fn caches_change_no_bit_and_save_reads() {
         drop(batches);
         reads.push(memory.read_count());
     }
-    // With a cache for the whole data set, each of the 2 views of each of the 12 blocks is read once. With the host
-    // cache, the blocks of up to two windows may be read again, if they are prefetched before they are cached.
+    // With a device cache for the whole data set, each of the 2 views of each of the 12 blocks is read exactly once.
+    // With a host cache for the whole data set, the blocks of up to two windows may be read twice: they may be
+    // prefetched again before they are cached.
     assert!((24..=32).contains(&reads[1]), "the host cache read {} blocks, wanted 24 to 32", reads[1]);
     assert_eq!(reads[3], 24, "the device cache did not read each view of each block once");
     assert!(
@@ -248,7 +249,7 @@ fn batch_memory_is_reused_unless_a_tensor_still_holds_it() {
 
 #[test]
 fn dropping_batches_stops_their_threads_at_once() {
-    // In the first case all threads wait, because no batch is taken. In the second case a read hangs.
+    // Without a fault, all threads wait, because no batch is taken. With the fault, a read hangs.
     for fault in [None, Some((3, Fault::Stall))] {
         let mut memory = Memory::new(&[10; 8], 2, 1);
         let plan = plan(&memory, &config(Tail::Drop), 10);

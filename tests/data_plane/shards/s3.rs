@@ -195,7 +195,8 @@ fn batches_from_a_failing_s3_server_equal_those_from_disk() {
     }
     let failed = stage.server.counts.failed();
     assert!(failed > 5, "only {failed} requests failed, wanted more than 5");
-    // Objects without a manifest have the same checksums as the same files on disk. Only the versions differ.
+    // Without a manifest, the recorded checksums of objects and of the same files on disk are equal. Only the recorded
+    // versions (ETag, or inode and ctime) differ.
     let remote = stage.open("theirs", &options).expect("the shards are valid");
     let contents = remote.scan().expect("the blocks are valid").contents;
     assert_eq!(remote.check_contents(&contents).expect("the data has not changed"), contents);

@@ -203,8 +203,8 @@ fn aggregate_ties_go_to_the_earliest_sample() {
 }
 
 /// Nine samples are in one region and seven in another. In the posterior medoid, the weight of a sample depends on
-/// the density that the network expects there. The test first passes these densities directly, and then a code from
-/// which they are computed.
+/// the density that the network expects at the sample's place. The test first passes these densities directly, and
+/// then passes a code from which the densities are computed.
 #[test]
 fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));

@@ -266,8 +266,8 @@ fn decode_neighbourhood_sums_equal_brute_force() {
         assert!(largest > 150.0, "the largest log sum is {largest}, too small to test for overflow");
         let found = Neighbourhood::new(&points, radius_km).expect("the radius is valid").log_sums(&scores);
         for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            // `log_sums` omits terms below e⁻³² times the largest term. There are fewer than a thousand such terms, so
-            // only small sums are inexact. Small sums are not compared.
+            // `log_sums` omits terms below e⁻³² times the largest term. A sum loses fewer than a thousand such terms,
+            // so only small sums are inexact. Small sums are not compared.
             let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
             assert!(close, "the log sum of anchor {anchor} within {radius_km} km is {found}, wanted {wanted}");
         }

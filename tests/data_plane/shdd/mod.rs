@@ -62,8 +62,8 @@ fn shdd_addition_theorem_at_degree_127() {
         largest = largest.max((dot(code_p, code_q) - kernel(degree, p.dot(q))).abs() / scale);
     }
     println!("addition theorem at degree {degree}: off by {largest:e} of (L+1)^2/4pi");
-    // The slope of the kernel in t = p·q is up to degree²/2 times the kernel's size. Rounding t by 1e-16 therefore
-    // changes the kernel by about 1e-12 of its size.
+    // As a function of t = p·q, the kernel has a slope of up to degree²/2 times its largest value. Rounding t by 1e-16
+    // therefore changes the kernel by about 1e-12 of its largest value.
     assert!(largest <= 1e-11, "the addition theorem is off by {largest:e}");
 }
 

@@ -104,8 +104,8 @@ impl schemars::JsonSchema for CheckpointChoice {
 pub enum DecodeAnchors {
     /// An even grid of `grid_points` points on the sphere.
     Grid,
-    /// The points of `retrieval.gallery`. If the retrieval head is "knn" and no gallery is set: the locations of the
-    /// training rows.
+    /// The points of `retrieval.gallery`. If that is empty, the points depend on the retrieval head: the locations of
+    /// the training rows with "knn", and the points of GeoCLIP with any other head.
     Gallery,
 }
 

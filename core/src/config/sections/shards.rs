@@ -52,8 +52,8 @@ section! {
         pub validation: String = String::new(),
         /// Rows for `eval`.
         pub test: String = "shards/test".into(),
-        /// Name of the identifier column. In files without this column, row numbers are the identifiers. If this
-        /// field or one of the next three fields has its default, columns with other common names are found too.
+        /// Name of the identifier column. In files without an identifier column, row numbers are the identifiers. If
+        /// this field or one of the next three fields has its default, columns with other common names are found too.
         pub id_column: String = "id".into(),
         /// Name of the column with the latitude in degrees.
         pub latitude_column: String = "lat".into(),

@@ -97,8 +97,8 @@ impl TrainConfig {
         self.warmup_steps.value().unwrap_or_else(|| WARMUP_STEPS_AUTO_MAX.min(self.steps / 10))
     }
 
-    /// CPU threads per worker. The launcher replaces "auto" with a number before it starts workers. Elsewhere, "auto"
-    /// means 1.
+    /// CPU threads per worker. The launcher replaces "auto" with a number before it starts workers. In a
+    /// configuration in which "auto" was not replaced, it counts as 1.
     pub fn threads(&self) -> u32 {
         self.threads.value().unwrap_or(1)
     }

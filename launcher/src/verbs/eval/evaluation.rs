@@ -169,7 +169,8 @@ impl Evaluation<'_> {
     }
 }
 
-/// Fails if a file that the configuration names is unreadable and the evaluation of the shards at `data` needs it.
+/// Checks the files that the configuration names and the evaluation of the shards at `data` needs. Fails if one of
+/// these files is unreadable.
 fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Result<(), LaunchError> {
     let reads_truth = data == config.shards.test;
     let retrieves = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
@@ -224,7 +225,7 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
     evaluation.evaluate(hybrid, false).map(Some)
 }
 
-/// The first path that retrieval needs and that does not exist. `None` if all of them exist.
+/// Of the paths that retrieval needs, the first that does not exist. `None` if all of them exist.
 fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
     // The head `knn` uses the training photos instead of GeoCLIP. They exist, because training has just read them.
     let geoclip = config.may_need_geoclip().then_some(config.geoclip.as_str());

@@ -69,7 +69,7 @@ impl EvalFolder {
                 self.files.remove_file(&entry)?;
             }
         }
-        // The truth keeps all its digits. Answers and samples are rounded to about a millimetre.
+        // True coordinates are written with all their digits. Answers and samples are rounded to about a millimetre.
         let truth = self.write_csv("truth.csv", gather, |row| row.truth.map(|degrees| degrees.to_string()))?;
         let rounded = |degrees: f64| format!("{degrees:.8}");
         let samples = self.write_csv("samples.csv", gather, |row| row.sample.map(rounded))?;
@@ -120,7 +120,7 @@ impl EvalFolder {
     }
 
     /// Writes settings of LocDiff-H, and the head that they were tuned for, to `tuned.toml`. The file begins with the
-    /// lines of `comment`. The first two lines describe the origin of the settings and the settings themselves.
+    /// lines of `comment`: the first describes the origin of the settings, and the second describes the settings.
     pub(super) fn write_tuned(&self, comment: &str, tuned: &TunedSetting) -> Result<PathBuf, LaunchError> {
         let comment: String = comment.lines().map(|line| format!("# {line}\n")).collect();
         let values = toml::to_string(tuned).expect("the settings can be written as TOML");

@@ -17,7 +17,7 @@ use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
 /// Finds the run and its checkpoint, and prints both. The checkpoint is protected from removal. The configuration comes
-/// from `--config` or, if this flag is not given, from the run. `--set` and the other flags override it.
+/// from `--config` or, if this flag is not given, from the run. `--set` and the other flags override its values.
 pub(super) fn find(
     global: &Global,
     is_hybrid: bool,
@@ -47,7 +47,8 @@ pub(super) fn find(
 }
 
 /// The run's own configuration with `--set` and the other flags. If LocDiff-H is evaluated, tuned settings override the
-/// run's own, unless they were tuned for another retrieval head than the one that the run or the flags choose.
+/// run's own settings. Exception: if the configuration chooses a different retrieval head from the one that was tuned,
+/// the tuned settings are ignored.
 fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Resolved, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
     let own = config::load(&layers)?;
@@ -68,7 +69,7 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
     let wanted = own.config.retrieval.head;
     if wanted != RetrievalHead::Auto && tuned_for != RetrievalHead::Auto && wanted != tuned_for {
         let line = "LocDiff-H uses the configured settings, because the tuned ones are for another retrieval head; \
-                    `eval --tune --hybrid` tunes them for this one";
+                    `eval --tune --hybrid` tunes settings for this head";
         output.print(&wrapped(line, 2, width()));
         return Ok(own);
     }

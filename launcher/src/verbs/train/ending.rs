@@ -1,10 +1,10 @@
-//! The last lines that `train` prints: commands to go on with.
+//! The last lines that `train` prints: commands that the user may run next.
 
 use locdiff_core::config::RunConfig;
 
 use super::record::quoted;
 
-/// The commands to go on with after training, each on a line of its own.
+/// The commands to run next after training, each on a line of its own.
 pub(super) fn next_commands(run: &str, config: &RunConfig, is_evaluated: bool) -> String {
     let dir = &config.checkpoint.dir;
     let place = match *dir == RunConfig::default().checkpoint.dir {

@@ -27,8 +27,8 @@ pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
     record
 }
 
-/// The command that resumes the run: `arguments` without `--inject`. If they do not name the run, `--run NAME` is
-/// added.
+/// The command that resumes the run: `arguments` without `--inject`. If the arguments do not name the run,
+/// `--run NAME` is added.
 pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut arguments = arguments.peekable();

@@ -44,8 +44,8 @@ impl Bucket {
         Ok(Self { name: name.to_owned(), store, runtime: Some(runtime), secrets, retry: options.retry.clone() })
     }
 
-    /// Blocks until a future is ready. A thread inside a tokio runtime must not call `block_on`. If the caller is such
-    /// a thread, a new thread calls `block_on` instead.
+    /// Blocks until a future is ready. `block_on` must not be called inside a tokio runtime, so if the caller is inside
+    /// one, a new thread calls `block_on`.
     pub(super) fn wait<F>(&self, answer: F) -> F::Output
     where
         F: Future + Send,

@@ -8,8 +8,8 @@
 //! an entry is reserved before the entry is written, under a lock that all processes share.
 //!
 //! A failure of the cache is never an error for the caller. Bytes that are not in the cache are fetched from the
-//! server. If an entry cannot be written, a warning is logged, and this process stores nothing more. The only exception
-//! is a folder that another process has deleted: the next write creates it again.
+//! server. If an entry cannot be written, a warning is logged, and this process stores nothing more. There is one
+//! exception: if another process has deleted the cache folder, the next write creates the folder again.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};

@@ -15,8 +15,8 @@ pub(super) struct Url {
 }
 
 impl Url {
-    /// Parses the part of a URL after `s3://`. A URL that contains credentials is an error, and its message does not
-    /// repeat them.
+    /// Parses the part of a URL after `s3://`. A URL that contains credentials is an error, and the message does not
+    /// repeat the credentials.
     pub(super) fn parse(rest: &str) -> Result<Self, ShardsError> {
         let refuse = |reason: &str| Err(ShardsError::Argument(format!("an s3:// URL {reason}")));
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));

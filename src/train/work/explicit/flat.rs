@@ -2,8 +2,9 @@
 //!
 //! The weights, their moving average, both moments, the rounded weights and the gradient each have one buffer with the
 //! same layout, so that a single kernel can update all parameters. Layers that multiply the same input are adjacent and
-//! form one matrix: one for the image layers of all modules, one for their first time layers. The other weights are in
-//! the order of the modules, so that the gradients of a module can be reduced as soon as its backward pass is done.
+//! form one matrix. There are two such matrices: the image layers of all modules, and the first of the time layers of
+//! all modules. The other weights are in the order of the modules, so that the gradients of a module can be reduced as
+//! soon as its backward pass is done.
 
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ const IMAGE: usize = 2;
 const OUT: usize = 4;
 const TIME_IN: usize = 6;
 const TIME_OUT: usize = 8;
-/// Each group begins at a multiple of this many elements. In bf16, these are 128 bytes.
+/// Each group begins at a multiple of this many elements. In bf16, this many elements take 128 bytes.
 const ALIGNMENT: i64 = 64;
 
 /// Where each parameter lies in a flat buffer.

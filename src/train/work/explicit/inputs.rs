@@ -2,7 +2,8 @@
 //!
 //! All small inputs are packed into one block of bytes, so that one copy brings them to the device. The copies from
 //! main memory run on a stream of their own, into one of two staging buffers, while the device still computes the
-//! previous step. A fast copy on the device then moves them to the addresses that a recorded step reads.
+//! previous step. A fast copy on the device then moves the inputs to the addresses that a recorded step
+//! reads.
 // Letters in tensor names: b rows of this rank's slice, e width of an embedding.
 
 use locdiff_core::geo::places;
@@ -103,7 +104,7 @@ impl StepInputs {
     /// Sets the inputs of step `step`, counted from 0. The host does not wait for the device.
     pub(super) fn take(&mut self, step: u64, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
         self.form = Form { allocations: self.form.allocations, ..Form::of(batch) };
-        // Keep the memory as long as its size is right, because a recorded step reads its addresses.
+        // Allocate new memory only if the size has changed, because a recorded step reads from fixed addresses.
         if self.image_be.size() != batch.embeddings.size() {
             self.allocate(&batch.embeddings.size())?;
         }
@@ -145,7 +146,8 @@ impl StepInputs {
         let compute = CudaStream::current()?;
         for stage in &mut self.stages {
             (stage.bytes, stage.image_be) = (block()?, images()?);
-            // Earlier work of this stream may still use the memory, and this stream sets it to zero.
+            // Copies into the stage must wait for the compute stream up to here: its earlier work may still use the
+            // memory, and it sets the memory to zero.
             stage.emptied.record(&compute)?;
         }
         self.form.allocations += 1;

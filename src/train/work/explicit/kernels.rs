@@ -72,15 +72,16 @@ impl Kernels {
         kernel.launch([grid[0], grid[1], 1], [block[0], block[1], 1], arguments)
     }
 
-    /// Launches a kernel whose threads process four adjacent columns of a row each. The kernel takes the number of rows
-    /// and of columns as its last arguments.
+    /// Launches a kernel in which each thread processes four adjacent columns of a row. The last two arguments of the
+    /// kernel are the number of rows and the number of columns.
     pub(super) fn per_quad(&self, name: &str, [rows, width]: [i64; 2], mut arguments: Vec<Arg<'_>>) -> LaunchResult {
         arguments.extend([rows, width].map(|size| Arg::U32(size as u32)));
         let quads = rows as u32 * (width as u32).div_ceil(COLUMNS);
         self.launch(name, [quads.div_ceil(THREADS), 1], [THREADS, 1], &arguments)
     }
 
-    /// Launches a kernel that sums columns. `sums` is the number of sums of each column.
+    /// Launches a kernel that sums over rows, separately for each column. It computes `sums` sums per column, for
+    /// example one per group of rows.
     pub(super) fn per_column(&self, name: &str, width: i64, sums: u32, arguments: &[Arg<'_>]) -> LaunchResult {
         let blocks = (width as u32).div_ceil(COLUMNS * LANES);
         let groups = if WITH_ONE_SUM.contains(&name) { GROUPS_MAX } else { GROUPS };

@@ -10,7 +10,8 @@
 //! dscale_t = Σ dh ⊙ u     du = (1 + scale_t) ⊙ dh                    dW_x = duᵀ x          dx = du W_x
 //! ```
 //! The sums run over the rows of timestep t. Because du is linear in dh, the gradient of b_x is Σ_t (1 + scale_t) ⊙
-//! dshift_t. An output that two later layers use receives two gradients: the second product adds to the first.
+//! dshift_t. If two later layers use an output, its gradient is a sum of two products: the second product is added to
+//! the first.
 //!
 //! Other streams ([`Side`]) compute the time layers and the gradients of most weights. No later kernel of the pass
 //! needs these gradients.
@@ -35,9 +36,9 @@ const STATISTICS: i64 = 5;
 /// The time layers of all modules at every timestep.
 #[derive(Debug)]
 pub(super) struct TimeTables {
-    /// Before the SiLU, all modules together: `[t, Σh]`.
+    /// The input of the SiLU, for all modules together: `[t, Σh]`.
     before: Tensor,
-    /// After the SiLU.
+    /// The output of the SiLU.
     hidden: Tensor,
     /// Scales and shifts of each module: `[t, 2h]`.
     tables: Vec<Tensor>,
@@ -56,8 +57,9 @@ struct Activations {
     predicted_bd: Tensor,
 }
 
-/// The outputs of the modules, in pairs: on each level, a matrix holds the output of the module on the way up and then
-/// the output of the module on the way down. The gradients of the outputs have the same form.
+/// The outputs of the modules, in pairs. Each level has one matrix: its left half is the output of the module on the
+/// way up, and its right half is the output of the module on the way down. The gradients of the outputs have the same
+/// form.
 #[derive(Debug)]
 struct Skips([Tensor; 3]);
 
@@ -113,8 +115,9 @@ impl Explicit {
         Ok(Tensor::f_empty([rows, width], (Kind::Float, self.device))?)
     }
 
-    /// Computes the gradient of a micro-batch. `arrived` is called with the number of each part of the gradient
-    /// ([`FlatLayout::arrivals`](super::flat::FlatLayout)) when its kernels are launched. Returns each row's losses.
+    /// Computes the gradient of a micro-batch. Calls `arrived` with the index of each part of the gradient
+    /// ([`FlatLayout::arrivals`](super::flat::FlatLayout)) when the kernels of this part have been launched. Returns
+    /// each row's losses.
     pub(super) fn pass(
         &self,
         micro: &Micro,
@@ -223,8 +226,8 @@ impl Explicit {
         ])
     }
 
-    /// Computes the losses of each row, and returns the gradient of the weighted sum with respect to the prediction.
-    /// The sum is divided by the number of rows of the global batch.
+    /// Computes the losses of each row, and returns the gradient of their weighted sum with respect to the prediction.
+    /// The weighted sum is divided by the number of rows of the global batch.
     fn losses(
         &self,
         micro: &Micro,

@@ -7,10 +7,11 @@ use crate::train::error::TrainError;
 /// A stream beside the current one.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Side {
-    /// The image layers in the forward pass, the gradients of the layers `x`, `out` and `head`, and the biases of `out`
-    /// and `head`.
+    /// Computes the image layers in the forward pass, and these gradients in the backward pass: those of the weights of
+    /// `x`, `out` and `head`, and those of the biases of `out` and `head`.
     Weights,
-    /// The time layers, the biases that follow from their tables, and the harmonics of the anchors.
+    /// Computes the time layers, the gradients of the biases that follow from their tables, and the harmonics of the
+    /// anchors.
     Time,
 }
 
@@ -20,9 +21,9 @@ pub(super) struct Sides([CudaStream; 2]);
 
 /// Work that was launched on another stream.
 ///
-/// A tensor that the work uses must live until the stream that allocated the tensor has waited for the work. A tensor
-/// that the work allocates may be freed when its last use is in the current stream: only later work of the same side
-/// can reuse its memory, and [`Sides::run`] starts that work after everything in the current stream.
+/// An input of the work must live until the stream that allocated the input has waited for the work. A tensor that the
+/// work allocates may be freed as soon as its last use has been launched on the current stream. Only later work of the
+/// same side can reuse the tensor's memory, and [`Sides::run`] starts that work after everything in the current stream.
 #[derive(Debug)]
 pub(super) struct Aside<R> {
     pub(super) result: R,
