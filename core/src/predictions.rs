@@ -81,7 +81,7 @@ impl Truth {
         Self::read_as(path.display().to_string(), path)
     }
 
-    /// Like [`Truth::read`], but error messages name `source` instead of the path.
+    /// Like [`Truth::read`], but with `source` in error messages instead of the path.
     pub fn read_as(source: String, path: &Path) -> Result<Self, PredictionsError> {
         let table = tables::read(path)?;
         let no_ids = || format!("no id column; accepted names: {}", tables::ID_NAMES.join(", "));

@@ -48,8 +48,8 @@ impl Denoiser {
         })
     }
 
-    /// Checks that `got`, the width of the embeddings at `location`, is the width that the network takes. The error
-    /// message calls the network `name`.
+    /// Checks that `got`, the width of the embeddings at `location`, is the width that the network takes. `name` is
+    /// the name of the network in the error message.
     pub fn check_width(&self, name: &str, location: &str, got: usize) -> Result<(), InferError> {
         let want = self.network.architecture().embedding_width as usize;
         if got == want {

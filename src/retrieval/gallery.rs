@@ -50,7 +50,7 @@ impl Gallery {
     }
 
     /// A gallery of `points` with the embeddings `embeddings_gw`, `[points, width]` in f16 or f32. An embedding need
-    /// not be normalised, but must be finite and not zero. Error messages name `source` as the origin of the points.
+    /// not be normalised, but must be finite and not zero. `source` is the origin of the points in error messages.
     pub fn of_embeddings(
         source: String,
         points: Vec<UnitVector>,

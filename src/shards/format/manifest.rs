@@ -115,7 +115,7 @@ impl Manifest {
         text.map_err(|error| ShardsError::Argument(format!("cannot write the manifest as JSON: {error}")))
     }
 
-    /// Parses and checks a manifest. Error messages call the manifest `location`.
+    /// Parses and checks a manifest. `location` is the name of the manifest in error messages.
     pub fn parse(text: &[u8], location: &str) -> Result<Self, ShardsError> {
         let corrupt = |reason: String| ShardsError::corrupt(Spot::file(location), reason);
         let not_a_manifest = |error| corrupt(format!("is not a manifest: {error}"));
