@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import zipfile
 from pathlib import Path
@@ -129,14 +128,12 @@ class SetupTest(unittest.TestCase):
         self.assert_ready(self.run_setup("cpu"))
         self.assertEqual((nccl.exists(), cudnn.exists()), (True, True))
 
-    def test_second_run_needs_no_pip_and_is_fast(self):
+    def test_second_run_needs_no_pip_and_changes_nothing(self):
         self.assert_ready(self.run_setup())
         before = {path: path.lstat().st_mtime_ns for path in self.libtorch.rglob("*") if path.is_file()}
         shutil.rmtree(self.wheels)
-        start = time.monotonic()
+        # With -S, Python cannot import pip.
         self.assert_ready(self.run_setup(python=(sys.executable, "-S")))
-        # The run takes 0.1 s on an idle machine. Starting pip would take longer than the limit.
-        self.assertLess(time.monotonic() - start, 1.0)
         after = {path: path.lstat().st_mtime_ns for path in self.libtorch.rglob("*") if path.is_file()}
         before.pop(self.libtorch / "lock"), after.pop(self.libtorch / "lock")
         self.assertEqual(before, after)
