@@ -15,6 +15,7 @@
 //! - [`retrieval`]: answers with the gallery point that is most similar to a photo. LocDiff-H uses gallery points to
 //!   refine LocDiff's answers.
 //! - [`infer`]: turns embeddings into places. Training and evaluation both locate photos with this module.
+//! - [`methods`]: what can be trained: LocDiff, and GeoCLIP's image head.
 //! - [`train`]: the training loop.
 //! - [`eval`]: locates photos for an evaluation, and repeats the paper's perturbation experiment.
 
@@ -25,6 +26,7 @@ pub mod eval;
 pub mod geoclip;
 pub mod infer;
 pub mod loss;
+pub mod methods;
 pub mod model;
 pub mod native;
 pub mod retrieval;

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_core::config::RetrievalHead;
+use locdiff_core::config::{RetrievalHead, TrainMethod};
 use locdiff_core::geo::{Place, UnitVector};
 use locdiff_core::protocol::{EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, WorkerSlot};
 use tch::Device;
@@ -12,7 +12,7 @@ use tch::Device;
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
-use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Trained};
+use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
 use crate::retrieval::{Grid, ImageSamples, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
@@ -72,22 +72,25 @@ pub fn run(
     if job.tune && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }
-    let trained = Trained::open(&job.checkpoint, device(worker))?;
-    trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
     let retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
-    let (step, degree) = (trained.step, trained.denoiser.degree);
-    let anchors = anchors(config, &trained, retrieval.as_ref())?;
-    trained.check(&config.eval)?;
-    let engine = Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)?;
+    let SavedState { step, degree, .. } = Saved::open(&job.checkpoint)?.state;
+    let engine = match config.train.method {
+        TrainMethod::Locdiff => Some(open_engine(job, worker, &rows, retrieval.as_ref())?),
+        TrainMethod::Geoclip => None,
+    };
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
-    let methods = Methods { engine, retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
+    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
     let blocks = rows.blocks(rows.share(worker.rank, worker.world)).map(|block| {
         let mut block = block?;
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
         Ok(block)
     });
-    for located in methods.engine.locate_all(blocks) {
-        send(LocatedRows { of_rows: rows.count, rows: methods.answers(&located?)? })?;
+    let mut send = |found: Vec<LocatedRow>| send(LocatedRows { of_rows: rows.count, rows: found });
+    match &engine {
+        Some(engine) => engine.locate_all(blocks).try_for_each(|located| send(methods.answers(&located?)?))?,
+        None => {
+            blocks.into_iter().try_for_each(|block| send(methods.answers_of_retrieval(&block?, device(worker))?))?;
+        }
     }
     Ok(EvalSummary {
         step,
@@ -98,20 +101,43 @@ pub fn run(
         source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
         fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
-        anchors: methods.engine.anchors() as u64,
+        anchors: engine.as_ref().map_or(0, Engine::anchors) as u64,
         head: retrieval.as_ref().map(|_| config.retrieval.head),
         gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),
     })
 }
 
-/// The methods that the job evaluates.
+/// The engine with the network of the job's checkpoint.
+fn open_engine(
+    job: &EvalJob,
+    worker: &WorkerSlot,
+    rows: &ImageRows,
+    retrieval: Option<&Retrieval>,
+) -> Result<Engine, InferError> {
+    let (config, trained) = (&job.config, Trained::open(&job.checkpoint, device(worker))?);
+    trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
+    let anchors = anchors(config, &trained, retrieval)?;
+    trained.check(&config.eval)?;
+    Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)
+}
+
+/// The methods that the job evaluates, besides LocDiff.
 struct Methods<'a> {
-    engine: Engine,
     retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
     is_tuning: bool,
 }
 
 impl Methods<'_> {
+    /// The answers of retrieval alone, for a run that has trained only a head.
+    fn answers_of_retrieval(&self, block: &ImageBlock, device: Device) -> Result<Vec<LocatedRow>, InferError> {
+        let Some((retrieval, retriever)) = self.retrieval else { return Ok(Vec::new()) };
+        let places = retrieval.places(retriever, block, &block.embeddings(device)?)?;
+        let samples = places.into_iter().map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate] });
+        let mut rows = located(block, &samples.collect::<Vec<_>>());
+        rows.iter_mut().for_each(|row| row.answers[0].0 = Method::Retrieval);
+        Ok(rows)
+    }
+
     /// The answers of all methods for the images of a block.
     fn answers(&self, Located { block, embeddings_ive, samples }: &Located) -> Result<Vec<LocatedRow>, InferError> {
         let mut rows = located(block, samples);

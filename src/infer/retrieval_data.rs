@@ -1,14 +1,17 @@
 //! Prepares retrieval for a data set: collects facts about the embeddings, and opens the gallery and the head. Training
 //! photos can serve as a gallery.
 
+use std::collections::HashMap;
 use std::path::Path;
 
-use locdiff_core::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::config::{RetrievalConfig, RetrievalHead, ShardsConfig, TrainMethod};
 use locdiff_core::geo::{Place, UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
-use crate::geoclip::{Embedder, Geoclip};
+use super::saved::{Saved, Weights};
+use crate::checkpoint::EMA;
+use crate::geoclip::{Embedder, Geoclip, GeoclipHead};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
 use crate::shards::{
     BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection,
@@ -147,6 +150,7 @@ pub fn chosen_head(
     is_logging: bool,
 ) -> Result<RetrievalHead, InferError> {
     let is_auto = match config.head {
+        RetrievalHead::Auto if !config.run.is_empty() => return Ok(RetrievalHead::Trained),
         RetrievalHead::Auto => true,
         RetrievalHead::Geoclip if is_logging => false,
         chosen => return Ok(chosen),
@@ -209,9 +213,38 @@ pub fn open(
     let gallery = Gallery::open(config, &geoclip, &Embedder::new(encoder, threads), progress)?;
     let head = match config.head {
         RetrievalHead::Linear => QueryHead::linear(&geoclip, &projection(PROJECTION_SEED)?, device)?,
+        RetrievalHead::Trained => head_of_run(Path::new(&config.run), device)?,
         _ => QueryHead::geoclip(&geoclip, device)?,
     };
     Ok((gallery, head))
+}
+
+/// The image head of a checkpoint of a training with `train.method = "geoclip"`.
+fn head_of_run(folder: &Path, device: Device) -> Result<QueryHead, InferError> {
+    let saved = Saved::open(folder)?;
+    if saved.config()?.train.method != TrainMethod::Geoclip {
+        return Err(InferError::Config(format!(
+            "retrieval.run: {} has no image head; wanted a run with train.method = \"geoclip\"",
+            folder.display()
+        )));
+    }
+    trained_head(&saved.weights(EMA)?, device)
+}
+
+/// The image head with the given weights. The standardisation of embeddings becomes a part of the first layer.
+pub fn trained_head(weights: &Weights, device: Device) -> Result<QueryHead, InferError> {
+    let _without_gradients = tch::no_grad_guard();
+    let parameters =
+        weights.parameters.iter().map(|(name, tensor)| Ok((name.clone(), tensor.f_to_device(Device::Cpu)?)));
+    let mut tensors: HashMap<String, Tensor> = parameters.collect::<Result<_, tch::TchError>>()?;
+    let [mean_e, deviation_e] = &weights.standardisation;
+    let (mean_e, deviation_e) = (mean_e.f_to_device(Device::Cpu)?, deviation_e.f_to_device(Device::Cpu)?);
+    if let (Some(weight), Some(bias)) = (tensors.remove("image.0.weight"), tensors.remove("image.0.bias")) {
+        let weight = weight.f_div(&deviation_e)?;
+        tensors.insert("image.0.bias".to_owned(), bias.f_sub(&weight.f_mv(&mean_e)?)?);
+        tensors.insert("image.0.weight".to_owned(), weight);
+    }
+    Ok(QueryHead::of(GeoclipHead::new(&tensors, device)?, device))
 }
 
 /// A gallery of the training photos. It has the embedding of view 0 of every usable row, in f16 as stored.

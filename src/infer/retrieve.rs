@@ -10,7 +10,8 @@ use super::error::InferError;
 use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate, try_settings,
+    Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate, locate_alone,
+    try_settings,
 };
 
 /// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice
@@ -95,6 +96,16 @@ impl Retrieval {
     ) -> Result<Vec<LocatedPlaces>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
         Ok(locate(retriever, &queries, samples, &self.hybrid, self.neighbours)?)
+    }
+
+    /// The answers of retrieval alone for each image of a block.
+    pub fn places(
+        &self,
+        retriever: &Retriever<'_>,
+        block: &ImageBlock,
+        embeddings_ive: &Tensor,
+    ) -> Result<Vec<UnitVector>, InferError> {
+        Ok(locate_alone(retriever, &self.queries(block, embeddings_ive)?, self.neighbours)?)
     }
 
     /// For each image of a block, the distance errors of LocDiff, of retrieval, and of LocDiff-H under every setting of

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 use crate::checkpoint::{Checkpoint, CheckpointError, STATE};
-use crate::model::{CsUnet, ModelError};
+use crate::model::{CsUnet, ModelError, Standardisation};
 use crate::shards::Bookmark;
 use crate::shdd::{Filter, ShddError};
 
@@ -74,26 +74,23 @@ impl Saved {
         parse_state(&self.folder, self.state.config.clone())
     }
 
-    /// The weights of a part of the checkpoint, such as `ema`. A tensor that has the name of a buffer of `network`
-    /// becomes the mean or the standard deviation of the standardisation. All other tensors become parameters.
-    pub fn weights(&self, part: &str, network: &CsUnet) -> Result<Weights, CheckpointError> {
-        self.split_buffers(self.checkpoint.tensors(part)?, network)
+    /// The weights of a part of the checkpoint, such as `ema`.
+    pub fn weights(&self, part: &str) -> Result<Weights, CheckpointError> {
+        self.split(self.checkpoint.tensors(part)?)
     }
 
     /// Like [`Self::weights`], but returns `None` if the checkpoint does not have the part.
-    pub fn find_weights(&self, part: &str, network: &CsUnet) -> Result<Option<Weights>, CheckpointError> {
-        self.checkpoint.find_tensors(part)?.map(|tensors| self.split_buffers(tensors, network)).transpose()
+    pub fn find_weights(&self, part: &str) -> Result<Option<Weights>, CheckpointError> {
+        self.checkpoint.find_tensors(part)?.map(|tensors| self.split(tensors)).transpose()
     }
 
-    fn split_buffers(&self, tensors: Vec<(String, Tensor)>, network: &CsUnet) -> Result<Weights, CheckpointError> {
-        let names: Vec<String> = network.buffers().into_iter().map(|(name, _)| name).collect();
-        let (buffers, parameters): (Vec<_>, Vec<_>) = tensors.into_iter().partition(|(name, _)| names.contains(name));
-        let buffer = |name: &String| {
-            let found = buffers.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor.shallow_clone());
-            let reason = || format!("the checkpoint has no tensor {name}");
-            found.ok_or_else(|| CheckpointError::Bad { path: self.folder.clone(), reason: reason() })
+    fn split(&self, tensors: Vec<(String, Tensor)>) -> Result<Weights, CheckpointError> {
+        let missing = |name| {
+            let reason = format!("the checkpoint has no tensor {name}");
+            CheckpointError::Bad { path: self.folder.clone(), reason }
         };
-        Ok(Weights { parameters, standardisation: [buffer(&names[0])?, buffer(&names[1])?] })
+        let (standardisation, parameters) = Standardisation::take_from(tensors).map_err(missing)?;
+        Ok(Weights { parameters, standardisation })
     }
 }
 
@@ -116,6 +113,6 @@ impl Weights {
     pub fn load_into(&self, network: &mut CsUnet) -> Result<(), ModelError> {
         let [mean_e, deviation_e] = &self.standardisation;
         network.parameters_mut().load(&self.parameters)?;
-        network.standardise(mean_e, deviation_e)
+        network.standardisation_mut().set(mean_e, deviation_e)
     }
 }

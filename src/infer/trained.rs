@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_core::config::{EvalConfig, RunConfig};
+use locdiff_core::config::{EvalConfig, RunConfig, TrainMethod};
 use locdiff_core::random::Philox;
 use tch::Device;
 
@@ -80,8 +80,14 @@ impl Trained {
     pub fn open(folder: &Path, device: Device) -> Result<Self, InferError> {
         let saved = Saved::open(folder)?;
         let config = saved.config()?;
+        if config.train.method != TrainMethod::Locdiff {
+            let checkpoint = folder.display();
+            return Err(InferError::Config(format!(
+                "{checkpoint} has no LocDiff network, because train.method was \"geoclip\""
+            )));
+        }
         let mut denoiser = Denoiser::new(&config, saved.state.embedding_width, saved.state.filter()?, device)?;
-        let weights = saved.find_weights(EMA, &denoiser.network)?.ok_or_else(|| {
+        let weights = saved.find_weights(EMA)?.ok_or_else(|| {
             let (checkpoint, file) = (folder.display(), piece_name(EMA, 0, 1));
             InferError::BadData(format!(
                 "{checkpoint} has no averaged weights (its manifest does not list {file}), which evaluation needs; \

@@ -15,4 +15,4 @@ mod weighted;
 
 pub use crate::shdd::CODE_SCALE;
 pub use error::LossError;
-pub use weighted::{Inputs, Loss, Losses, not_finite};
+pub use weighted::{Inputs, Loss, Losses, largest_finite, not_finite};

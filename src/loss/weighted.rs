@@ -173,7 +173,7 @@ pub fn not_finite(step: u64, rank: u32, loss: f64, largest: f64, has_kl: bool) -
 }
 
 /// The largest magnitude among the finite values, as a scalar on the device. -1 if no value is finite.
-fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
+pub fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
     let magnitudes = values.f_detach()?.f_abs()?;
     let others = magnitudes.f_isfinite()?.f_logical_not()?;
     Ok(magnitudes.f_masked_fill(&others, -1.0)?.f_max()?)

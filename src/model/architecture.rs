@@ -42,8 +42,10 @@ pub struct ModuleShape {
 
 /// Distribution of a parameter's initial values.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Init {
+pub(crate) enum Init {
     Zero,
+    /// All values are equal.
+    Constant(f64),
     /// Uniform between −b and +b. The field is b.
     Uniform(f64),
     /// Normal with mean 0. The field is the standard deviation.
@@ -52,11 +54,11 @@ pub(super) enum Init {
 
 /// One whole parameter, before it is split over ranks.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Spec {
-    pub(super) name: String,
-    pub(super) shape: Vec<i64>,
-    pub(super) split: Split,
-    pub(super) init: Init,
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) split: Split,
+    pub(crate) init: Init,
 }
 
 impl Architecture {
@@ -148,4 +150,9 @@ fn siren_init(fan_in: i64) -> Init {
 /// PyTorch's default initialisation of the weights and biases of a linear layer.
 fn pytorch_init(fan_in: i64) -> Init {
     Init::Uniform(1.0 / (fan_in as f64).sqrt())
+}
+
+/// The weight and the bias of a linear layer that is not split, with PyTorch's initial values.
+pub(crate) fn linear_layer(name: &str, from: i64, to: i64) -> Vec<Spec> {
+    linear(name, from, to, Split::Replicated, pytorch_init(from), pytorch_init(from))
 }

@@ -7,7 +7,7 @@
 // Letters in tensor names: b batch, d dimensions of a code, e embedding, t timesteps, h hidden (this rank's share).
 
 use locdiff_core::random::Philox;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::architecture::{Architecture, TIME_WIDTH};
 use super::c_siren::{CSiren, DropoutDraws, InnerWeights, PARAMETERS};
@@ -15,11 +15,10 @@ use super::compute::Placement;
 use super::error::ModelError;
 use super::gather::RowLookup;
 use super::parameters::Parameters;
+use super::standardisation::Standardisation;
 
 /// Upper bound of the periods in the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
 const TIME_PERIOD: f64 = 10_000.0;
-/// The names under which the mean and the standard deviation of the embeddings are saved.
-const BUFFERS: [&str; 2] = ["image_mean", "image_std"];
 
 /// The CS-UNet with its weights.
 #[derive(Debug)]
@@ -28,8 +27,7 @@ pub struct CsUnet {
     placement: Placement,
     parameters: Parameters,
     time_embedding_t: Tensor,
-    mean_e: Tensor,
-    deviation_e: Tensor,
+    standardisation: Standardisation,
 }
 
 /// The terms that the images of a mini-batch add to the network: for each module, one term per image.
@@ -84,16 +82,15 @@ pub enum Timesteps<'a> {
 }
 
 impl CsUnet {
-    /// Creates a network with initial weights drawn from `philox`. Until [`CsUnet::standardise`] is called, embeddings
-    /// are not standardised.
+    /// Creates a network with initial weights drawn from `philox`. Embeddings are not standardised
+    /// until [`Standardisation::set`] is called.
     pub fn new(architecture: Architecture, placement: Placement, philox: Philox) -> Result<Self, ModelError> {
         let options = (placement.kind, placement.device);
         let group = placement.tensor_parallel.as_ref();
         let parameters = Parameters::initial(architecture.specs(), philox, options, group)?;
         let time_embedding_t = time_embedding(&architecture)?.f_to_kind(options.0)?.f_to_device(options.1)?;
-        let mean_e = Tensor::f_zeros([architecture.embedding_width], options)?;
-        let deviation_e = Tensor::f_ones([architecture.embedding_width], options)?;
-        Ok(Self { architecture, placement, parameters, time_embedding_t, mean_e, deviation_e })
+        let standardisation = Standardisation::none(architecture.embedding_width, options)?;
+        Ok(Self { architecture, placement, parameters, time_embedding_t, standardisation })
     }
 
     /// The sizes of the network.
@@ -121,41 +118,14 @@ impl CsUnet {
         &mut self.parameters
     }
 
-    /// Sets the mean and the standard deviation with which each embedding e is standardised: (e − mean) / deviation.
-    pub fn standardise(&mut self, mean_e: &Tensor, deviation_e: &Tensor) -> Result<(), ModelError> {
-        let want = [self.architecture.embedding_width];
-        for (name, tensor) in BUFFERS.into_iter().zip([mean_e, deviation_e]) {
-            if tensor.size() != want {
-                return Err(ModelError::shape(name, &tensor.size(), &want));
-            }
-        }
-        let [means, deviations] = [mean_e, deviation_e].map(|tensor| {
-            let wide = tensor.f_to_kind(Kind::Double).and_then(|wide| wide.f_to_device(Device::Cpu));
-            wide.and_then(Vec::<f64>::try_from)
-        });
-        let (means, deviations) = (means?, deviations?);
-        if let Some(dimension) = means.iter().position(|mean| !mean.is_finite()) {
-            let got = means[dimension];
-            return Err(ModelError::Bad(format!(
-                "mean of embedding dimension {dimension} is {got}, wanted a finite number"
-            )));
-        }
-        // The condition is not written as `deviation <= 0.0`, because NaN must be rejected too.
-        let invalid = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
-        if let Some(dimension) = invalid {
-            let got = deviations[dimension];
-            return Err(ModelError::Bad(format!(
-                "standard deviation of embedding dimension {dimension} is {got}, wanted a finite number above 0"
-            )));
-        }
-        self.mean_e.f_copy_(mean_e)?;
-        Ok(self.deviation_e.f_copy_(deviation_e)?)
+    /// The standardisation of embeddings.
+    pub fn standardisation(&self) -> &Standardisation {
+        &self.standardisation
     }
 
-    /// The mean and the standard deviation of the embeddings, with the names under which they are saved.
-    pub fn buffers(&self) -> Vec<(String, Tensor)> {
-        let [mean, deviation] = BUFFERS.map(str::to_owned);
-        vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
+    /// The standardisation of embeddings, to change it.
+    pub fn standardisation_mut(&mut self) -> &mut Standardisation {
+        &mut self.standardisation
     }
 
     /// Computes the scale and shift of every module at every timestep. Call this once per training step, or once before
@@ -169,11 +139,7 @@ impl CsUnet {
     /// for a sample is false, zeros replace the standardised embedding of that sample, even if the embedding contains
     /// NaN. Zero is the mean of standardised embeddings.
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
-        let (got, width) = (image_be.size(), self.architecture.embedding_width);
-        if got.len() != 2 || got[1] != width {
-            return Err(ModelError::shape("image embedding", &got, &[-1, width]));
-        }
-        let image_be = image_be.f_to_kind(self.placement.kind)?.f_sub(&self.mean_e)?.f_div(&self.deviation_e)?;
+        let image_be = self.standardisation.apply(image_be)?;
         let image_be = match kept_b1 {
             // The embedding is overwritten with zeros instead of multiplied by 0, because 0 · NaN is NaN.
             Some(kept_b1) => image_be.f_masked_fill(&kept_b1.f_to_kind(Kind::Bool)?.f_logical_not()?, 0.0)?,

@@ -22,7 +22,7 @@ pub enum ModelError {
 
 impl ModelError {
     /// A tensor of the wrong shape. In `want`, -1 stands for any length.
-    pub(super) fn shape(name: &str, got: &[i64], want: &[i64]) -> Self {
+    pub(crate) fn shape(name: &str, got: &[i64], want: &[i64]) -> Self {
         let want = format!("{want:?}").replace("-1", "any");
         Self::Bad(format!("{name} has shape {got:?}, wanted {want}"))
     }

@@ -4,6 +4,7 @@
 //! - [`Architecture`]: the widths of the layers. They determine the name, shape, split and initial values of every
 //!   parameter.
 //! - [`Parameters`]: the weights as a flat, ordered list. The list holds this rank's part of each weight.
+//! - [`Standardisation`]: the mean and the standard deviation of the embeddings.
 //! - [`CsUnet`]: the network. The terms that depend only on the timestep or only on the image are separate values
 //!   ([`TimeTable`], [`Conditioned`]), so that a sampling chain computes them only once.
 //! - [`Collapsed`]: the network at the timesteps of a sampler, with one matrix product per module.
@@ -22,8 +23,10 @@ mod flops;
 mod gather;
 mod parameters;
 mod split;
+mod standardisation;
 
 pub use architecture::{Architecture, ModuleShape};
+pub(crate) use architecture::{Init, Spec, linear_layer};
 pub use c_siren::DropoutDraws;
 pub use collapsed::{Collapsed, ImageTerms, Workspace};
 pub use compute::Placement;
@@ -31,3 +34,4 @@ pub use cs_unet::{Conditioned, CsUnet, TimeTable, Timesteps};
 pub use error::ModelError;
 pub use parameters::{Parameter, Parameters};
 pub use split::Split;
+pub use standardisation::Standardisation;

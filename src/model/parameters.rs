@@ -33,7 +33,7 @@ pub struct Parameters {
 impl Parameters {
     /// Draws the initial values. Every rank draws the whole parameter and then takes its part, so that the values do
     /// not depend on the number of ranks.
-    pub(super) fn initial(
+    pub(crate) fn initial(
         specs: Vec<Spec>,
         philox: Philox,
         (kind, device): (Kind, Device),
@@ -53,6 +53,12 @@ impl Parameters {
     /// Iterates over the parameters in the order of the list.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Parameter> {
         self.list.iter()
+    }
+
+    /// Number of values of all parameters, over all ranks of the replica.
+    pub fn count(&self) -> usize {
+        let copies = |split: Split| if split == Split::Replicated { 1 } else { self.ranks as usize };
+        self.list.iter().map(|parameter| copies(parameter.split) * parameter.tensor.numel()).sum()
     }
 
     /// The tensors of all parameters, in the order of the list. They share memory with the parameters, so that the
@@ -110,7 +116,7 @@ impl Parameters {
     }
 
     /// The tensor of the parameter at position `index` of the list.
-    pub(super) fn at(&self, index: usize) -> &Tensor {
+    pub(crate) fn at(&self, index: usize) -> &Tensor {
         &self.list[index].tensor
     }
 
@@ -138,6 +144,7 @@ fn draw(philox: Philox, index: u64, shape: &[i64], init: Init) -> Result<Tensor,
     let rows = RowDraw { stream: Stream::Weights, step: Step::At(0), first_sample: index, samples: 1, elements };
     let flat = match init {
         Init::Zero => Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
+        Init::Constant(value) => Tensor::f_full([elements as i64], value, (Kind::Float, Device::Cpu))?,
         Init::Uniform(bound) => philox.uniform(Device::Cpu, rows)?.f_mul_scalar(2.0 * bound)?.f_sub_scalar(bound)?,
         Init::Normal(deviation) => philox.normal(Device::Cpu, rows)?.f_mul_scalar(deviation)?,
     };

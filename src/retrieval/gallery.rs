@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use locdiff_core::config::RetrievalConfig;
-use locdiff_core::geo::{SphereIndex, UnitVector};
+use locdiff_core::geo::{Place, SphereIndex, UnitVector};
 use locdiff_core::tables;
 use tch::{Device, Kind, Tensor};
 
@@ -33,20 +33,30 @@ impl Gallery {
         config: &RetrievalConfig,
         geoclip: &Geoclip,
         embedder: &Embedder,
-        mut progress: impl FnMut(usize, usize),
+        progress: impl FnMut(usize, usize),
     ) -> Result<Self, RetrievalError> {
+        Ok(Self::open_with_places(config, geoclip, embedder, progress)?.0)
+    }
+
+    /// Like [`Self::open`], but also returns the places with all bits of their coordinates.
+    pub fn open_with_places(
+        config: &RetrievalConfig,
+        geoclip: &Geoclip,
+        embedder: &Embedder,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<(Self, Vec<Place>), RetrievalError> {
         let (source, mut embedded) = if config.gallery.is_empty() {
             (geoclip.folder().display().to_string(), geoclip::GalleryEmbeddings::open(geoclip, embedder))
         } else {
             let places = tables::read_places(Path::new(&config.gallery))?;
             (config.gallery.clone(), geoclip::GalleryEmbeddings::of_places(geoclip, embedder, places))
         };
-        let total = embedded.places().len();
-        embedded.complete(embedder, |done| progress(done, total))?;
-        let points: Vec<UnitVector> = embedded.places().iter().map(|place| UnitVector::from(*place)).collect();
+        let places = embedded.places().to_vec();
+        embedded.complete(embedder, |done| progress(done, places.len()))?;
+        let points: Vec<UnitVector> = places.iter().map(|place| UnitVector::from(*place)).collect();
         let shape = [points.len() as i64, EMBEDDING_WIDTH as i64];
         let embeddings_gw = Tensor::f_from_slice(&embedded.into_embeddings())?.f_view(shape)?;
-        Self::of_embeddings(source, points, embeddings_gw)
+        Ok((Self::of_embeddings(source, points, embeddings_gw)?, places))
     }
 
     /// A gallery of `points` with the embeddings `embeddings_gw`, `[points, width]` in f16 or f32. An embedding need
@@ -92,7 +102,7 @@ impl Gallery {
     }
 
     /// Embeddings `[points, width]` in main memory, not normalised.
-    pub(super) fn embeddings(&self) -> &Tensor {
+    pub fn embeddings(&self) -> &Tensor {
         &self.embeddings_gw
     }
 

@@ -112,6 +112,14 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
     match (head, data.image_head) {
         // "auto" always chooses a head that can be used.
         (RetrievalHead::Auto | RetrievalHead::Knn, _) => Ok(()),
+        (RetrievalHead::Trained, _) if data.width == FEATURE_WIDTH => Ok(()),
+        (RetrievalHead::Trained, _) => {
+            let got = data.width;
+            refuse(
+                "trained",
+                format!("its embeddings have width {got}, but trained heads take width {FEATURE_WIDTH}; {knn}"),
+            )
+        }
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",
             "its photos are simulated, but GeoCLIP's image head takes only CLIP features; set \
@@ -173,9 +181,13 @@ enum HeadKind {
 impl QueryHead {
     /// GeoCLIP's own head.
     pub fn geoclip(geoclip: &Geoclip, device: Device) -> Result<Self, RetrievalError> {
-        let head = geoclip.image_head(device)?;
+        Ok(Self::of(geoclip.image_head(device)?, device))
+    }
+
+    /// A head with GeoCLIP's layers and any weights. The weights must be on `device`.
+    pub fn of(head: GeoclipHead, device: Device) -> Self {
         let factor = head.logit_factor();
-        Ok(Self { kind: HeadKind::Geoclip(head), factor, device })
+        Self { kind: HeadKind::Geoclip(head), factor, device }
     }
 
     /// The head for simulated photos. `projection_ew` is their projection Q, `[768, 512]`. The factor that turns a

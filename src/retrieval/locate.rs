@@ -58,6 +58,16 @@ pub fn locate(
     for_each_photo(retriever, queries, images, neighbours, candidates, finish)
 }
 
+/// Locates photos with retrieval alone, which chooses among the best `neighbours` gallery points.
+pub fn locate_alone(
+    retriever: &Retriever<'_>,
+    queries: &Tensor,
+    neighbours: usize,
+) -> Result<Vec<UnitVector>, RetrievalError> {
+    let photos = vec![(); queries.size().first().copied().unwrap_or(0) as usize];
+    for_each_photo(retriever, queries, &photos, neighbours, |()| Vec::new(), |(), _, _, retrieval| retrieval)
+}
+
 /// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`.
 pub fn try_settings(
     retriever: &Retriever<'_>,

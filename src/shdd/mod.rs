@@ -6,11 +6,13 @@
 //! - [`derivatives`]: computes the gradient and the Hessian of a sum of harmonics on the sphere.
 //! - [`gpu`]: encodes points on the GPU.
 //! - [`filter`]: the paper's low-pass filter, which keeps only some dimensions of a code.
+//! - [`codes`]: encodes points on the device of a network, and filters the codes.
 //! - [`points`]: uniform random points. Each point is a function of seed, step and index.
 //! - [`decode`]: decodes codes into places.
 //! - [`aggregate`]: combines the samples of one image into one place.
 
 pub mod aggregate;
+pub mod codes;
 pub mod decode;
 pub mod derivatives;
 pub mod filter;
@@ -18,6 +20,7 @@ pub mod gpu;
 pub mod harmonics;
 pub mod points;
 
+pub use codes::{Codes, Points};
 pub use derivatives::Local;
 pub use filter::{Filter, Selection};
 pub use harmonics::{Basis, DEGREE_MAX};

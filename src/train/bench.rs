@@ -57,8 +57,8 @@ pub fn bench(job: &TrainBench, ranks: &Communicator) -> Result<TrainBenched, Tra
     }
     let width = embedding_width(config);
     let mut trainer = Trainer::new(config, width, None, ranks)?;
-    let kind = trainer.work.network.placement().compute_kind();
-    let parameters: usize = trainer.work.network.parameters().tensors().iter().map(Tensor::numel).sum();
+    let kind = trainer.work.method.placement().compute_kind();
+    let parameters: usize = trainer.work.method.parameters().tensors().iter().map(Tensor::numel).sum();
     let cost = StepCost {
         global_batch: f64::from(config.train.global_batch),
         flops: Meter::new(config, &trainer, ranks).step_flops(),

@@ -8,6 +8,7 @@ use crate::comm::CommError;
 use crate::diffusion::DiffusionError;
 use crate::infer::InferError;
 use crate::loss::LossError;
+use crate::methods::MethodError;
 use crate::model::ModelError;
 use crate::native::NativeError;
 use crate::native::cuda::GraphError;
@@ -66,6 +67,9 @@ pub enum TrainError {
     /// Points cannot be encoded.
     #[error(transparent)]
     Shdd(#[from] ShddError),
+    /// The method that is trained failed.
+    #[error(transparent)]
+    Method(#[from] MethodError),
     /// The quick evaluation failed.
     #[error(transparent)]
     Infer(#[from] InferError),
@@ -101,6 +105,7 @@ impl HasExitCode for TrainError {
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
             Self::Infer(error) => error.exit_code(),
+            Self::Method(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }
@@ -110,6 +115,7 @@ impl HasExitCode for TrainError {
             Self::Shards(error) => Some(error),
             Self::Checkpoint(error) => Some(error),
             Self::Infer(error) => Some(error),
+            Self::Method(error) => Some(error),
             _ => None,
         }
     }
@@ -131,6 +137,7 @@ impl HasExitCode for TrainError {
             | Self::Loss(LossError::Comm(error))
             | Self::Model(ModelError::Comm(error))
             | Self::Infer(InferError::Model(ModelError::Comm(error))) => error.is_caused_by_peer(),
+            Self::Method(error) => error.is_caused_by_peer(),
             _ => false,
         }
     }

@@ -20,7 +20,7 @@ use serde_json::Value as Json;
 
 use super::error::TrainError;
 use super::step::{StepOutcome, Trainer};
-use super::work::Codes;
+use crate::shdd::Codes;
 
 pub(super) use meter::Meter;
 pub(super) use pictures::PictureData;
@@ -127,7 +127,7 @@ impl Observer {
         &mut self,
         found: &QuickEvaluation,
         seen: &PictureData,
-        codes: &Codes,
+        codes: Option<&Codes>,
         send: SendMessage<'_>,
     ) -> Result<(), TrainError> {
         let Some((board, _)) = &mut self.board else { return Ok(()) };
@@ -137,7 +137,8 @@ impl Observer {
         board.write(|board| board.scalars(found.step, &scalars));
         send(ToLauncher::Evaluated(found.clone()))?;
         board.write(|board| board.image(found.step, "validation/answers", &answers_map(&seen.answers)));
-        if let Some(density) = pictures::density(codes, seen)? {
+        let density = codes.map(|codes| pictures::density(codes, seen)).transpose()?;
+        if let Some(density) = density.flatten() {
             board.write(|board| board.image(found.step, "validation/density_of_first_row", &density));
         }
         Ok(())
@@ -164,7 +165,7 @@ impl Observer {
     pub(super) fn maybe_record_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
         let is_due = self.records_weights(step);
         let Some((board, _)) = self.board.as_mut().filter(|_| is_due) else { return Ok(()) };
-        let histograms = weights::histograms(trainer.work.network.parameters().iter())?;
+        let histograms = weights::histograms(trainer.work.method.parameters().iter())?;
         board.write(|board| board.histograms(step, &histograms));
         Ok(())
     }

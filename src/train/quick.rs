@@ -1,12 +1,11 @@
-//! The quick evaluation during training. It locates the first validation rows with the averaged weights, using few
-//! samples, view 0 only, no guidance, and a grid with refinement. It uses the same engine as all other evaluations.
+//! The quick evaluation during training. It locates the first validation rows with the averaged weights and view 0 only.
+//! LocDiff uses few samples, no guidance, and a grid with refinement, with the same engine as all other evaluations.
 //!
 //! The blocks of rows are distributed over the ranks. The results do not depend on the number of ranks.
 // Letters in tensor names: n denoising chains (one per sample), d dimensions of the code.
 
-use locdiff_core::config::{EvalConfig, RunConfig};
+use locdiff_core::config::RunConfig;
 use locdiff_core::draw::{ANSWERS_MAX, Answer};
-use locdiff_core::geo::fibonacci_grid;
 use locdiff_core::metrics::Tally;
 use locdiff_core::protocol::QuickEvaluation;
 use locdiff_core::stop;
@@ -16,14 +15,14 @@ use super::error::TrainError;
 use super::observe::PictureData;
 use super::work::duplicate;
 use crate::comm::{Group, ReduceOp};
-use crate::infer::{Denoiser, Engine, ImageBlock, ImageRows, Weights};
+use crate::infer::{ImageBlock, ImageRows, Weights};
+use crate::methods::{Locator, TrainableMethod};
 use crate::shards::{Blocks as _, Dataset, Mask};
-use crate::shdd::Filter;
 
-/// The validation rows of this rank and the engine that locates them.
+/// The validation rows of this rank, and what locates them.
 #[derive(Debug)]
 pub(super) struct Quick {
-    engine: Engine,
+    locator: Box<dyn Locator>,
     blocks: Vec<ImageBlock>,
     /// Total number of rows on all ranks.
     rows: usize,
@@ -40,18 +39,20 @@ impl Quick {
     pub(super) fn new(
         config: &RunConfig,
         embedding_width: u32,
-        filter: Option<&Filter>,
+        method: &dyn TrainableMethod,
         group: &Group,
         (dataset, mask): (Dataset, Mask),
     ) -> Result<Self, TrainError> {
-        let denoiser = Denoiser::new(config, embedding_width, filter.cloned(), group.device())?;
-        denoiser.check_width("this run", &config.shards.validation, dataset.width())?;
-        let samples = config.eval.quick_samples;
-        let eval = EvalConfig { samples, guidance: 0.0, neighbourhood_km: 0.0, refine: true, ..config.eval.clone() };
-        let grid = fibonacci_grid(eval.grid_points(config.model.degree) as usize);
-        let rows = ImageRows::first(u64::from(eval.quick_rows), dataset, mask);
+        let (got, want) = (dataset.width(), embedding_width as usize);
+        if got != want {
+            let location = &config.shards.validation;
+            return Err(TrainError::Config(format!(
+                "shards.validation: the embeddings of {location} have {got} numbers, but those of shards.train have {want}"
+            )));
+        }
+        let rows = ImageRows::first(u64::from(config.eval.quick_rows), dataset, mask);
         Ok(Self {
-            engine: Engine::new(denoiser, &eval, config.train.seed, grid)?,
+            locator: method.locator(config)?,
             blocks: rows.blocks(rows.share(group.rank(), group.size())).collect::<Result<_, _>>()?,
             rows: rows.count as usize,
             group: group.clone(),
@@ -65,7 +66,7 @@ impl Quick {
         step: u64,
         weights: &Weights,
     ) -> Result<Option<(QuickEvaluation, PictureData)>, TrainError> {
-        self.engine.load(weights)?;
+        self.locator.load(weights)?;
         // One distance per row, and a last number that counts the ranks that stopped early.
         let mut distances_km = vec![0.0; self.rows + 1];
         let mut seen = PictureData { answers: Vec::new(), chain: Vec::new() };
@@ -74,7 +75,7 @@ impl Quick {
                 distances_km[self.rows] = 1.0;
                 break;
             }
-            let watch = |t: usize, x_nd: &Tensor, predicted_nd: &Tensor| {
+            let mut watch = |t: usize, x_nd: &Tensor, predicted_nd: &Tensor| {
                 if place == 0 && seen.chain.is_empty() {
                     // The chain starts with noise. The noise has a timestep one higher than the first sampler step.
                     seen.chain.push((t + 1, duplicate(&x_nd.f_narrow(0, 0, 1)?)?));
@@ -84,7 +85,7 @@ impl Quick {
                 }
                 Ok(())
             };
-            let found = self.engine.locate(block, &block.embeddings(self.engine.device())?, watch)?;
+            let found = self.locator.locate(block, &mut watch)?;
             for (row, (image, samples)) in (block.first as usize..).zip(block.images.iter().zip(found)) {
                 let answer = Answer { truth: image.truth.into(), answer: samples.aggregate };
                 distances_km[row] = answer.truth.distance(answer.answer).0;

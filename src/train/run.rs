@@ -23,6 +23,7 @@ use crate::comm::Communicator;
 use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batch, Batches, Position, Share};
+use crate::shdd::{Codes, Filter};
 
 /// How long a rank waits for its next batch after a request to stop. After this time, the rank gives up the step.
 const DATA_PATIENCE: Duration = Duration::from_secs(1);
@@ -151,7 +152,7 @@ impl<'a> Training<'a> {
         };
         let mut trainer = Trainer::new(config, data.width, filter, ranks)?;
         if let Some([mean, deviation]) = &data.statistics {
-            trainer.work.network.standardise(mean, deviation)?;
+            trainer.work.method.standardisation_mut().set(mean, deviation)?;
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
             trainer.load_initial(saved)?;
@@ -189,10 +190,16 @@ impl<'a> Training<'a> {
             let steps_left = config.train.steps.saturating_sub(step);
             // A restart skips the estimate, to save time. If the estimate fails, the training continues without it.
             let seconds = if job.time_before.is_restart { None } else { meter.seconds_min(steps_left).ok() };
-            summary::log(config, &data, ranks, &cache, (seconds, steps_left));
+            summary::log(
+                config,
+                (&data, trainer.work.method.parameters().count()),
+                ranks,
+                &cache,
+                (seconds, steps_left),
+            );
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
-        let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
+        let quick = |rows| Quick::new(config, data.width, &*trainer.work.method, ranks.world(), rows);
         Ok(Self {
             quick: validation.map(quick).transpose()?,
             observer: Observer::new(job, step, is_first.then_some(meter), ranks.world().size()),
@@ -367,7 +374,7 @@ impl<'a> Training<'a> {
             *stopped = true;
             return Ok(None);
         };
-        self.observer.record_evaluation(&found, &seen, &self.trainer.work.codes, send)?;
+        self.observer.record_evaluation(&found, &seen, self.trainer.work.method.codes(), send)?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))
@@ -444,7 +451,7 @@ impl<'a> Training<'a> {
             skipped_in_a_row: self.skipped_in_a_row,
             degree: config.model.degree,
             embedding_width: self.data.width,
-            kept_dimensions: self.trainer.work.codes.filter().map(crate::shdd::Filter::indices),
+            kept_dimensions: self.trainer.work.method.codes().and_then(Codes::filter).map(Filter::indices),
             bookmark: self.data.bookmark(self.position),
             seed: config.train.seed,
             threads: config.train.threads(),

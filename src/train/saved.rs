@@ -76,7 +76,7 @@ impl Trainer {
         place: LayoutPosition,
         layout: Layout,
     ) -> Result<Vec<Part>, TrainError> {
-        let (parameters, piece) = (self.work.network.parameters(), (place.tensor_rank, layout.tensor_parallel()));
+        let (parameters, piece) = (self.work.method.parameters(), (place.tensor_rank, layout.tensor_parallel()));
         let is_mine = |index: u32| index % layout.data_parallel() == place.data_rank;
         let of_tensors = |part: &str, tensors: &[Tensor], buffers: NamedTensors| {
             let is_written = |split: Split| piece.0 == 0 || split != Split::Replicated;
@@ -96,7 +96,7 @@ impl Trainer {
         let mut parts = Vec::new();
         for (index, (part, tensors)) in (0..).zip(files).filter(|(index, _)| is_mine(*index)) {
             let has_buffers = index < 2 && piece.0 == 0;
-            let buffers = if has_buffers { work.network.buffers() } else { Vec::new() };
+            let buffers = if has_buffers { work.method.standardisation().named() } else { Vec::new() };
             parts.push(of_tensors(part, tensors, buffers)?);
         }
         if is_mine(4) && piece.0 == 0 {
@@ -108,7 +108,7 @@ impl Trainer {
 
     /// Copies the tensors that a checkpoint holds, just as they are copied before a checkpoint is written.
     pub(super) fn copied_state(&self) -> Result<Vec<NamedTensors>, TrainError> {
-        let (work, weights) = (&self.work, self.work.network.parameters().tensors());
+        let (work, weights) = (&self.work, self.work.method.parameters().tensors());
         let lists = [&weights, &work.ema, &work.moments.exp_avgs, &work.moments.exp_avg_sqs];
         let named = |list: &Vec<Tensor>| list.iter().map(|tensor| (String::new(), tensor.shallow_clone())).collect();
         lists.into_iter().map(|list| copied(&named(list))).collect()
@@ -122,17 +122,17 @@ impl Trainer {
             Split::RowHalves => Some(Division { dim: 0, sections: 2 }),
             Split::Columns => Some(Division { dim: 1, sections: 1 }),
         };
-        let parameters = self.work.network.parameters().iter();
+        let parameters = self.work.method.parameters().iter();
         parameters.filter_map(|parameter| Some((parameter.name.clone(), division(parameter.split)?))).collect()
     }
 
     /// The averaged weights, as whole tensors. All ranks of a replica must call this function, because each rank may
     /// hold only pieces of them.
     pub(super) fn averaged(&self) -> Result<Weights, TrainError> {
-        let network = &self.work.network;
-        let group = network.placement().tensor_parallel.as_ref();
-        let parameters = network.parameters().gather_whole(&self.work.ema, group)?;
-        let standardisation = [0, 1].map(|index| network.buffers()[index].1.shallow_clone());
+        let method = &self.work.method;
+        let group = method.placement().tensor_parallel.as_ref();
+        let parameters = method.parameters().gather_whole(&self.work.ema, group)?;
+        let standardisation = [0, 1].map(|index| method.standardisation().named()[index].1.shallow_clone());
         Ok(Weights { parameters, standardisation })
     }
 
@@ -140,9 +140,9 @@ impl Trainer {
     /// run that was not interrupted.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
         self.load(saved, WEIGHTS)?;
-        let averages = saved.weights(EMA, &self.work.network)?.parameters;
+        let averages = saved.weights(EMA)?.parameters;
         let (firsts, seconds) = (saved.checkpoint.tensors(FIRST_MOMENTS)?, saved.checkpoint.tensors(SECOND_MOMENTS)?);
-        let (parameters, work) = (self.work.network.parameters(), &self.work);
+        let (parameters, work) = (self.work.method.parameters(), &self.work);
         for (own, whole) in
             [(&work.ema, averages), (&work.moments.exp_avgs, firsts), (&work.moments.exp_avg_sqs, seconds)]
         {
@@ -157,12 +157,16 @@ impl Trainer {
     /// Loads the averaged weights and the standardisation of another run as initial weights.
     pub(super) fn load_initial(&mut self, saved: &Saved) -> Result<(), TrainError> {
         self.load(saved, EMA)?;
-        copy_into(&self.work.ema, &self.work.network.parameters().tensors())
+        copy_into(&self.work.ema, &self.work.method.parameters().tensors())
     }
 
     fn load(&mut self, saved: &Saved, part: &str) -> Result<(), TrainError> {
-        let network = &mut self.work.network;
-        saved.weights(part, network)?.load_into(network).map_err(|error| network_mismatch(saved, &error))?;
+        let Weights { parameters, standardisation: [mean_e, deviation_e] } = saved.weights(part)?;
+        let method = &mut self.work.method;
+        let loaded = method.parameters_mut().load(&parameters);
+        loaded
+            .and_then(|()| method.standardisation_mut().set(&mean_e, &deviation_e))
+            .map_err(|error| network_mismatch(saved, &error))?;
         self.work.weights_changed()
     }
 }

@@ -325,7 +325,8 @@ impl Trainer {
         if form != self.eager.0 {
             (self.recorded, self.eager) = (None, (form, 0));
         }
-        if self.recorded.is_some() || !self.work.config.train.cuda_graph || !self.is_on_gpu {
+        let is_allowed = self.work.config.train.cuda_graph && self.work.can_be_recorded();
+        if self.recorded.is_some() || !is_allowed || !self.is_on_gpu {
             return Ok(());
         }
         if self.eager.1 < EAGER_STEPS {
@@ -347,22 +348,15 @@ impl Trainer {
     /// The result of a step that is done.
     fn outcome(&mut self, done: &InFlight) -> Result<StepOutcome, TrainError> {
         let (numbers, step) = (Vec::<f64>::try_from(&done.numbers)?, done.step + 1);
-        let loss = &self.work.loss;
-        let parts = [
-            ("loss/kl", loss.kl_weight),
-            ("loss/l2", loss.l2_weight),
-            ("loss/l1", loss.l1_weight),
-            ("loss/cosine", loss.cosine_weight),
-        ];
-        let weighted = parts.into_iter().zip(&numbers[1..]).filter(|((_, weight), _)| *weight != 0.0);
-        let loss_parts = weighted.map(|((tag, _), mean)| (tag, *mean)).collect();
+        let tags = self.work.method.loss_tags();
+        let loss_parts = tags.into_iter().zip(&numbers[1..]).filter_map(|(tag, mean)| Some((tag?, *mean))).collect();
         let gradient_norm = numbers[6].sqrt();
         let skipped = (!gradient_norm.is_finite()).then(|| {
             let (local, largest) = (numbers[7], numbers[12]);
             if local.is_finite() {
                 format!("step {step}, rank {}: the loss is finite on this rank, but the gradient is not", self.rank)
             } else {
-                not_finite(step, self.rank, local, largest, loss.kl_weight != 0.0).to_string()
+                not_finite(step, self.rank, local, largest, tags[0].is_some()).to_string()
             }
         });
         self.updates += u64::from(skipped.is_none());

@@ -12,7 +12,6 @@
 //! gradient is not finite, no rank updates anything.
 
 mod autograd;
-mod codes;
 mod explicit;
 mod feed;
 #[cfg(test)]
@@ -20,21 +19,18 @@ mod feed;
 mod gpu_tests;
 mod report;
 
-use locdiff_core::config::RunConfig;
-use locdiff_core::random::Philox;
+use locdiff_core::config::{RunConfig, TrainMethod};
 use tch::{Kind, Tensor};
 
 use self::autograd::Autograd;
-pub(super) use self::codes::{Codes, Points};
 use self::explicit::Explicit;
 pub(super) use self::feed::{Form, Requests, StepNumbers};
 use self::report::LocalLosses;
 pub(super) use self::report::Report;
 use super::error::TrainError;
 use crate::comm::{Communicator, Group};
-use crate::diffusion::NoiseSchedule;
-use crate::loss::Loss;
-use crate::model::{Architecture, CsUnet, Placement, Split};
+use crate::methods::{Locdiff, TrainableMethod, new_method};
+use crate::model::{Placement, Split};
 use crate::native::optim::Moments;
 use crate::shards::Batch;
 use crate::shdd::Filter;
@@ -43,15 +39,13 @@ use crate::shdd::Filter;
 /// and the groups of ranks.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) network: CsUnet,
+    pub(super) method: Box<dyn TrainableMethod>,
     pub(super) moments: Moments,
     pub(super) ema: Vec<Tensor>,
-    pub(super) codes: Codes,
     pub(super) data: Group,
     /// The ranks that share one replica; `None` without tensor parallelism.
     pub(super) tensor: Option<Group>,
     pub(super) config: RunConfig,
-    pub(super) loss: Loss,
     engine: StepEngine,
 }
 
@@ -83,38 +77,27 @@ impl Work {
         ranks: &Communicator,
         explicit: Option<Kind>,
     ) -> Result<Self, TrainError> {
-        let (device, train) = (ranks.world().device(), &config.train);
-        let tensor = (ranks.layout().tensor_parallel() > 1).then(|| ranks.tensor().clone());
-        let placement = Placement { tensor_parallel: tensor.clone(), ..Placement::on(device, train.precision) };
-        let architecture = Architecture::new(&config.model, embedding_width, config.diffusion.timesteps);
-        let mut network = CsUnet::new(architecture, placement, Philox::new(train.seed))?;
-        let schedule = NoiseSchedule::new(&config.diffusion, &config.model);
-        let loss = match &filter {
-            Some(filter) => Loss::filtered(&config.loss, filter, train.precision),
-            None => Loss::new(&config.loss, config.model.degree, train.precision),
-        };
-        let (engine, moments, ema) = match explicit {
+        let (engine, method, moments, ema): (_, Box<dyn TrainableMethod>, _, _) = match explicit {
             Some(kind) => {
-                let (engine, moments, ema) =
-                    Explicit::new(config, &mut network, &schedule, loss.clone(), ranks.data(), kind)?;
-                (StepEngine::Explicit(Box::new(engine)), moments, ema)
+                let mut locdiff = Locdiff::new(config, embedding_width, filter, ranks)?;
+                let (engine, moments, ema) = Explicit::new(config, &mut locdiff, ranks.data(), kind)?;
+                (StepEngine::Explicit(Box::new(engine)), Box::new(locdiff), moments, ema)
             }
             None => {
-                let parameters = network.parameters().tensors();
+                let method = new_method(config, embedding_width, filter, ranks)?;
+                let parameters = method.parameters().tensors();
                 let ema = parameters.iter().map(duplicate).collect::<Result<_, _>>()?;
-                let engine = Autograd::new(config, &network, schedule, loss.clone(), ranks)?;
-                (StepEngine::Autograd(Box::new(engine)), Moments::zeros(&parameters), ema)
+                let engine = Autograd::new(config, &*method, ranks)?;
+                (StepEngine::Autograd(Box::new(engine)), method, Moments::zeros(&parameters), ema)
             }
         };
         Ok(Self {
-            codes: Codes::new(config.model.degree, filter, device, train.threads() as usize)?,
             data: ranks.data().clone(),
+            tensor: method.placement().tensor_parallel.clone(),
             config: config.clone(),
-            network,
+            method,
             moments,
             ema,
-            tensor,
-            loss,
             engine,
         })
     }
@@ -127,6 +110,11 @@ impl Work {
         }
     }
 
+    /// Whether a step on a GPU can be recorded as a graph.
+    pub(super) fn can_be_recorded(&self) -> bool {
+        self.method.can_be_recorded()
+    }
+
     /// Whether a step can be launched before the result of the previous step is known.
     pub(super) fn can_run_ahead(&self) -> bool {
         matches!(self.engine, StepEngine::Explicit(_))
@@ -135,7 +123,7 @@ impl Work {
     /// The form of the current batch.
     pub(super) fn form(&self) -> &Form {
         match &self.engine {
-            StepEngine::Autograd(engine) => &engine.feed.form,
+            StepEngine::Autograd(engine) => engine.form(),
             StepEngine::Explicit(engine) => engine.form(),
         }
     }
@@ -143,16 +131,14 @@ impl Work {
     /// Sets the inputs of step `step`, counted from 0.
     pub(super) fn take(&mut self, step: u64, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
         match &mut self.engine {
-            StepEngine::Autograd(engine) => engine.take(step, batch, numbers),
+            StepEngine::Autograd(engine) => engine.take(&mut *self.method, step, batch, numbers),
             StepEngine::Explicit(engine) => engine.take(step, batch, numbers),
         }
     }
 
     /// Drops the reference to the batch on the CPU, so that the memory of the batch can be reused.
     pub(super) fn release(&mut self) {
-        if let StepEngine::Autograd(engine) = &mut self.engine {
-            engine.feed.release();
-        }
+        self.method.release();
     }
 
     /// Must be called if anything except a step has changed the weights of the network.
@@ -173,15 +159,17 @@ impl Work {
     /// the last backward pass is running. Otherwise, each rank keeps its own gradients until [`Work::conclude`].
     pub(super) fn compute_gradients(&mut self, reduces: bool) -> Result<LocalLosses, TrainError> {
         match &mut self.engine {
-            StepEngine::Autograd(engine) => engine.compute_gradients(&self.network, &self.codes, reduces),
-            StepEngine::Explicit(engine) => engine.compute_gradients(&self.codes, reduces),
+            StepEngine::Autograd(engine) => engine.compute_gradients(&mut *self.method, reduces),
+            StepEngine::Explicit(engine) => engine.compute_gradients(reduces),
         }
     }
 
     /// Finishes the reduction of the gradients, and updates the weights.
     pub(super) fn conclude(&mut self, losses: LocalLosses) -> Result<Report, TrainError> {
         match &mut self.engine {
-            StepEngine::Autograd(engine) => engine.conclude(&self.network, &mut self.moments, &self.ema, losses),
+            StepEngine::Autograd(engine) => {
+                engine.conclude(self.method.parameters(), &mut self.moments, &self.ema, losses)
+            }
             StepEngine::Explicit(engine) => engine.conclude(losses),
         }
     }
@@ -196,14 +184,13 @@ impl Work {
 
     /// All tensors that must be equal on all replicas.
     pub(super) fn replicated(&self) -> Vec<Tensor> {
-        let lists =
-            [&self.network.parameters().tensors(), &self.ema, &self.moments.exp_avgs, &self.moments.exp_avg_sqs];
+        let lists = [&self.method.parameters().tensors(), &self.ema, &self.moments.exp_avgs, &self.moments.exp_avg_sqs];
         lists.into_iter().flatten().map(Tensor::shallow_clone).collect()
     }
 
     /// The parameters that are not split. They must be equal on all ranks of this replica.
     pub(super) fn unsplit(&self) -> Vec<Tensor> {
-        let all = self.network.parameters().iter();
+        let all = self.method.parameters().iter();
         all.filter(|parameter| parameter.split == Split::Replicated).map(|found| found.tensor.shallow_clone()).collect()
     }
 }
@@ -211,7 +198,9 @@ impl Work {
 /// Why a training uses autograd; `None` if it uses the explicit engine.
 pub(super) fn autograd_reason(config: &RunConfig, ranks: &Communicator) -> Option<&'static str> {
     let placement = Placement::on(ranks.world().device(), config.train.precision);
-    if !placement.device.is_cuda() {
+    if config.train.method != TrainMethod::Locdiff {
+        Some("train.method is not \"locdiff\"")
+    } else if !placement.device.is_cuda() {
         Some("the device is the CPU")
     } else if placement.compute_kind() != Kind::BFloat16 {
         Some("train.precision is \"f32\"")

@@ -17,7 +17,7 @@ macro_rules! presets {
     };
 }
 
-presets!("demo", "l23", "l47", "paper-l47", "l95");
+presets!("demo", "l23", "l47", "paper-l47", "l95", "geoclip");
 
 /// Looks up a preset by name.
 pub fn preset(name: &str) -> Option<&'static Preset> {

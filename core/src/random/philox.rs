@@ -82,6 +82,8 @@ pub enum Stream {
     Shuffle(u16),
     /// The rows that a bootstrap draws. The sample number of a draw is the index of the resample.
     Bootstrap,
+    /// The gallery points that serve as wrong answers in GeoCLIP's loss.
+    Negatives,
     /// Tests and benchmarks.
     Test(u16),
 }
@@ -101,6 +103,7 @@ impl Stream {
             Self::Simulation => (8, 0),
             Self::Shuffle(index) => (9, index),
             Self::Bootstrap => (10, 0),
+            Self::Negatives => (11, 0),
             Self::Test(index) => (63, index),
         };
         check_below("stream index", u64::from(index), u64::from(STREAM_INDEX_END))?;

@@ -88,7 +88,14 @@ fn seed_stream_step_and_sample_each_change_the_numbers() {
 fn stream_ids_never_change() {
     let streams =
         [Stream::Noise, Stream::Timestep, Stream::Dropout(0), Stream::Anchors, Stream::Views, Stream::Weights];
-    let more_streams = [Stream::Sampler, Stream::Guidance, Stream::Simulation, Stream::Shuffle(0), Stream::Bootstrap];
+    let more_streams = [
+        Stream::Sampler,
+        Stream::Guidance,
+        Stream::Simulation,
+        Stream::Shuffle(0),
+        Stream::Bootstrap,
+        Stream::Negatives,
+    ];
     for (kind, stream) in streams.into_iter().chain(more_streams).enumerate() {
         assert_eq!(stream.id(), Ok((kind as u32) << 10), "{stream:?}");
     }

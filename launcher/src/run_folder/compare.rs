@@ -11,7 +11,8 @@ const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
 /// Fields outside [`FIXED_SECTIONS`] that must not change within a run. [`is_fixed`] adds the fields that name the
 /// columns of the shards.
-const FIXED_FIELDS: [&str; 7] = [
+const FIXED_FIELDS: [&str; 8] = [
+    "train.method",
     "train.seed",
     "train.global_batch",
     "train.threads",

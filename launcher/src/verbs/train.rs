@@ -12,7 +12,7 @@ mod record;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use locdiff_core::config::{AutoOr, Resolved, RunConfig, ValueOrigin};
+use locdiff_core::config::{AutoOr, Resolved, RunConfig, TrainMethod, ValueOrigin};
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{
@@ -332,10 +332,12 @@ impl HeldRun<'_> {
         output.print(&format!("run:\n  {run}"));
         if let Some(found) = &trained.evaluation {
             let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
-            let (rows, samples) = (found.rows, self.resolved.config.eval.quick_samples);
-            let line = format!(
-                "validation, {rows} rows, {samples} samples each: {percents} % within 1 / 25 / 200 / 750 / 2500 km"
-            );
+            let (rows, config) = (found.rows, &self.resolved.config);
+            let samples = match config.train.method {
+                TrainMethod::Locdiff => format!(", {} samples each", config.eval.quick_samples),
+                TrainMethod::Geoclip => String::new(),
+            };
+            let line = format!("validation, {rows} rows{samples}: {percents} % within 1 / 25 / 200 / 750 / 2500 km");
             output.print(&wrapped(&line, 2, width()));
         }
         let evaluated = match self.evaluate(output) {
@@ -547,24 +549,26 @@ fn warn_on_error(written: Result<(), LaunchError>) {
     }
 }
 
-/// The checkpoint to take the initial weights from. `train.init_from` names the folder of a checkpoint or of a run. If
-/// it names a run, the newest whole checkpoint of the run is used. `None` if the field is empty.
+/// The checkpoint to take the initial weights from. `None` if `train.init_from` is empty.
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
-    if config.train.init_from.is_empty() {
-        return Ok(None);
-    }
-    let from = Path::new(&config.train.init_from);
+    let from = &config.train.init_from;
+    let find = || checkpoint_at("train.init_from", Path::new(from), &config.checkpoint.dir);
+    (!from.is_empty()).then(find).transpose()
+}
+
+/// The checkpoint in the folder `from`, which must be a checkpoint or a run. The newest whole checkpoint of a run is
+/// used. `key` is the configuration field that names the folder, and `dir` is the folder of all runs.
+pub(super) fn checkpoint_at(key: &str, from: &Path, dir: &str) -> Result<PathBuf, LaunchError> {
     if !from.is_dir() {
         refuse!(
             NoData,
-            "train.init_from: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {}",
-            from.display(),
-            config.checkpoint.dir
+            "{key}: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {dir}",
+            from.display()
         );
     }
-    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about("train.init_from"))?;
+    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about(key))?;
     skipped.iter().for_each(|line| tracing::warn!("{line}"));
-    Ok(Some(checkpoint.path))
+    Ok(checkpoint.path)
 }
 
 /// The prefix of a new run's name: the name of the preset, or the name of the configuration file without its extension.

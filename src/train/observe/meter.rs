@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::{AutoOr, RunConfig};
+use locdiff_core::config::RunConfig;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::comm::Communicator;
@@ -52,14 +52,12 @@ pub(in crate::train) struct Meter {
 impl Meter {
     /// A meter for this rank. It assumes that all ranks have equal shares of each step.
     pub(in crate::train) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
-        let network = &trainer.work.network;
-        let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
-        let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
+        let method = &trainer.work.method;
         // Count the operations of one replica directly. Dividing the operations of the whole step by the number of
         // replicas would be wrong, because every replica runs the time layers for all timesteps.
         let rows = u64::from(config.train.global_batch / ranks.data().size());
-        let replica = network.architecture().step_flops(rows, anchors);
-        let (device, kind) = (ranks.world().device(), network.placement().compute_kind());
+        let replica = method.step_flops(rows);
+        let (device, kind) = (ranks.world().device(), method.placement().compute_kind());
         let peak = config.train.peak_tflops.value().or_else(|| match device {
             Device::Cuda(index) => cuda::properties(index).ok().and_then(|found| peak_tflops(&found.name, kind)),
             _ => None,

@@ -6,8 +6,8 @@ use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
 use crate::diffusion::CODE_SCALE;
+use crate::shdd::{Codes, Points};
 use crate::train::error::TrainError;
-use crate::train::work::{Codes, Points};
 
 /// The maximum number of maps in the picture of one sample.
 const FRAMES: usize = 8;

@@ -10,16 +10,16 @@ use crate::train::work::autograd_reason;
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
 
-/// Logs a summary of the training. `cache` describes where the rows are kept. `seconds` is a lower bound of the time
+/// Logs a summary of the training. `parameters` is the number of parameters of a replica. `cache` describes where the rows are kept. `seconds` is a lower bound of the time
 /// that the remaining `steps_left` steps take; `None` if the bound is unknown.
 pub(in crate::train) fn log(
     config: &RunConfig,
-    data: &TrainingData,
+    (data, parameters): (&TrainingData, usize),
     ranks: &Communicator,
     cache: &str,
     (seconds, steps_left): (Option<f64>, u64),
 ) {
-    let parameters = config.model.parameters(u64::from(data.width)) as f64 / 1e6;
+    let parameters = parameters as f64 / 1e6;
     let (workers, device) = (ranks.world().size(), ranks.world().device());
     let device = if device.is_cuda() { "GPU" } else { "CPU" };
     let engine = match autograd_reason(config, ranks) {

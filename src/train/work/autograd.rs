@@ -1,30 +1,21 @@
-//! A step with libtorch's autograd: on the CPU, in f32, and with tensor parallelism. The backward pass overlaps with
-//! the reduction of the gradients.
+//! A step with libtorch's autograd, for every method and on every device. The backward pass overlaps with the reduction
+//! of the gradients.
 //!
 //! Every data-parallel rank takes a slice of the global batch. The gradient buckets average over ranks, but the result
 //! must be the mean over the rows of the global batch. Each rank therefore multiplies its loss by its share of the rows
-//! times the number of ranks. Random numbers are a function of the step and the row of the global batch. They do not
-//! depend on the number of ranks or the size of a micro-batch.
-//!
-//! The tensor-parallel ranks of one replica take the same slice. Each of these ranks holds a piece of the wide layers
-//! and a share of the anchors, and all of them compute the same loss.
-// Letters in tensor names: b rows of a micro-batch, d dimensions of the code, a anchors, e width of an embedding.
+//! times the number of ranks.
 
 use locdiff_core::config::{RunConfig, TrainConfig};
-use locdiff_core::random::Philox;
 use tch::{Kind, Tensor};
 
-use super::codes::Codes;
-use super::feed::{Feed, StepNumbers};
+use super::feed::{Feed, Form, StepNumbers};
 use super::report::{LocalLosses, Report};
 use crate::comm::{Buckets, CollectiveFailure, CommError, Communicator, Group, ReduceOp};
-use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
-use crate::loss::{Inputs, Loss, Losses};
-use crate::model::{CsUnet, DropoutDraws, Split, Timesteps};
+use crate::loss::Losses;
+use crate::methods::TrainableMethod;
+use crate::model::{Parameters, Split};
 use crate::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, ema_update, not_finite, squared_norm};
-use crate::native::random::Step;
 use crate::shards::Batch;
-use crate::shdd::uniform_points;
 use crate::train::error::TrainError;
 
 /// Bytes of a gradient bucket. The size is large enough for good bandwidth, and small enough that reductions start
@@ -34,63 +25,56 @@ const BUCKET_BYTES: usize = 25 << 20;
 /// The objects that a step with autograd uses, besides the state of training.
 #[derive(Debug)]
 pub(super) struct Autograd {
-    pub(super) feed: Feed,
-    schedule: NoiseSchedule,
+    feed: Feed,
     parameters: Vec<Tensor>,
     buckets: Buckets,
     data: Group,
     tensor: Option<Group>,
-    /// The number of anchors of this rank, and the index of its first anchor among all anchors.
-    anchors: (usize, u64),
-    forward: Forward,
-    loss: Loss,
     optimiser: AdamW,
-    philox: Philox,
     config: RunConfig,
 }
 
 impl Autograd {
     pub(super) fn new(
         config: &RunConfig,
-        network: &CsUnet,
-        schedule: NoiseSchedule,
-        loss: Loss,
+        method: &dyn TrainableMethod,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        let device = ranks.world().device();
-        let parameters = network.parameters().tensors();
-        // Without a KL loss, the anchors are not used, and there may be fewer anchors than ranks.
-        let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
+        let parameters = method.parameters().tensors();
         let TrainConfig { beta1, beta2, epsilon: eps, weight_decay, .. } = config.train;
         Ok(Self {
-            feed: Feed::new(device)?,
-            forward: Forward::new(&schedule, Kind::Float, device)?,
+            feed: Feed::new(ranks.world().device())?,
             buckets: Buckets::new(ranks.data(), &parameters, BUCKET_BYTES)?,
             data: ranks.data().clone(),
-            tensor: network.placement().tensor_parallel.clone(),
-            anchors: (anchors, u64::from(ranks.tensor().rank()) * anchors as u64),
+            tensor: method.placement().tensor_parallel.clone(),
             optimiser: AdamW { beta1, beta2, eps, weight_decay },
-            philox: Philox::new(config.train.seed),
             config: config.clone(),
-            schedule,
             parameters,
-            loss,
         })
     }
 
-    /// Sets the inputs of step `step`, counted from 0.
-    pub(super) fn take(&mut self, step: u64, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
-        let (count, first) = self.anchors;
-        let anchors = uniform_points(self.config.train.seed, step, first, count)?;
-        self.feed.take(step, batch, &anchors, numbers)
+    /// The form of the current batch.
+    pub(super) fn form(&self) -> &Form {
+        &self.feed.form
     }
 
-    /// Computes the gradients of the rows in the feed. If `reduces` is true, the reduction over ranks starts while the
-    /// last backward pass is running. Otherwise, each rank keeps its own gradients until [`Autograd::conclude`].
+    /// Sets the inputs of step `step`, counted from 0.
+    pub(super) fn take(
+        &mut self,
+        method: &mut dyn TrainableMethod,
+        step: u64,
+        batch: &Batch,
+        numbers: &StepNumbers,
+    ) -> Result<(), TrainError> {
+        method.take(step, batch)?;
+        self.feed.take(batch, numbers)
+    }
+
+    /// Computes the gradients of the rows that were taken. If `reduces` is true, the reduction over ranks starts while
+    /// the last backward pass is running. Otherwise, each rank keeps its own gradients until [`Autograd::conclude`].
     pub(super) fn compute_gradients(
         &mut self,
-        network: &CsUnet,
-        codes: &Codes,
+        method: &mut dyn TrainableMethod,
         reduces: bool,
     ) -> Result<LocalLosses, TrainError> {
         let rows = self.feed.form.slice.end - self.feed.form.slice.start;
@@ -98,13 +82,13 @@ impl Autograd {
             0 => rows,
             micro => micro.min(rows),
         };
-        let anchors_ad = codes.encode(&self.feed.anchors)?;
+        method.begin()?;
         self.buckets.zero()?;
         let mut sums = self.feed.first_sums.shallow_clone();
         let mut last = None;
         for first in (0..rows).step_by(micro as usize) {
             let count = micro.min(rows - first);
-            let losses = self.losses(network, codes, first, count, &anchors_ad)?;
+            let losses = method.losses(first, count)?;
             let share = count as f64 / f64::from(self.feed.form.global_batch);
             let means = stacked(&losses)?;
             sums = sums.f_add(&means.f_mul_scalar(share)?)?;
@@ -124,7 +108,7 @@ impl Autograd {
     /// Finishes the reduction of the gradients, and updates the weights.
     pub(super) fn conclude(
         &mut self,
-        network: &CsUnet,
+        parameters: &Parameters,
         moments: &mut Moments,
         averages: &[Tensor],
         losses: LocalLosses,
@@ -132,7 +116,7 @@ impl Autograd {
         self.buckets.finish()?;
         let LocalLosses { mut sums, last } = losses;
         self.data.start_all_reduce(&mut sums, ReduceOp::Sum)?.wait_stream()?;
-        let squared = self.update(network, moments, averages, &mut sums)?.f_to_kind(Kind::Double)?.f_view([1])?;
+        let squared = self.update(parameters, moments, averages, &mut sums)?.f_to_kind(Kind::Double)?.f_view([1])?;
         Ok(Report { numbers: Tensor::f_cat(&[sums, squared, last], 0)? })
     }
 
@@ -159,47 +143,18 @@ impl Autograd {
         }
     }
 
-    /// The mean losses of a micro-batch: `count` rows of this rank's slice, starting at row `first` of the slice.
-    fn losses(
-        &self,
-        network: &CsUnet,
-        codes: &Codes,
-        first: u64,
-        count: u64,
-        anchors_ad: &Tensor,
-    ) -> Result<Losses, TrainError> {
-        let device = self.data.device();
-        // Random numbers are indexed by the row's position in the global batch.
-        let (step, first_sample) = (Step::Counter(&self.feed.counter), self.feed.form.slice.start + first);
-        let draws = TrainingDraws { philox: self.philox, step, first_sample, samples: count as usize, device };
-        let image_be = self.feed.image_be.f_narrow(0, first as i64, count as i64)?;
-        let truth_bd = codes.encode(&self.feed.rows.narrow(first, count)?)?;
-        let t_b = draws.timesteps(&self.schedule)?;
-        let noised_bd = self.forward.noised(&truth_bd, &t_b, &draws.noise(truth_bd.size()[1] as usize)?)?;
-        let drop = self.config.diffusion.condition_drop;
-        let kept_b1 = (drop > 0.0).then(|| draws.kept_conditions(drop)).transpose()?;
-        let image = network.prepare(&image_be, kept_b1.as_ref())?;
-        let dropout =
-            (self.config.model.dropout > 0.0).then_some(DropoutDraws { philox: self.philox, step, first_sample });
-        let time = network.time_table()?;
-        let predicted_bd = network.forward(&noised_bd, Timesteps::Each(&t_b), &time, &image, dropout)?;
-        let anchors_split = self.tensor.as_ref();
-        let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: &truth_bd, basis_ad: anchors_ad, anchors_split };
-        Ok(self.loss.compute(inputs)?)
-    }
-
     /// Clips the gradient, then updates the weights and their average. If the gradient is not finite, nothing changes.
     /// Returns the squared norm before clipping. The last number in `sums` holds the encoded `Requests` of the ranks.
     /// With tensor parallelism, this function adds up the requests over the ranks of the replica.
     fn update(
         &mut self,
-        network: &CsUnet,
+        parameters: &Parameters,
         moments: &mut Moments,
         averages: &[Tensor],
         sums: &mut Tensor,
     ) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
-        let squared = self.squared_norm(network, &gradients, sums)?;
+        let squared = self.squared_norm(parameters, &gradients, sums)?;
         // If the step is void (a rank has no rows), the sum of the encoded requests is NaN. Then the norm must be NaN
         // too, so that no weight changes.
         let requests = sums.f_select(0, 5)?.f_mul_scalar(0.0)?.f_to_kind(squared.kind())?;
@@ -220,10 +175,15 @@ impl Autograd {
 
     /// The squared norm of the whole gradient. With tensor parallelism, the pieces of split parameters are summed over
     /// the ranks of the replica, and replicated parameters count once.
-    fn squared_norm(&self, network: &CsUnet, gradients: &[Tensor], sums: &mut Tensor) -> Result<Tensor, TrainError> {
+    fn squared_norm(
+        &self,
+        parameters: &Parameters,
+        gradients: &[Tensor],
+        sums: &mut Tensor,
+    ) -> Result<Tensor, TrainError> {
         let Some(tensor) = &self.tensor else { return Ok(squared_norm(&self.buckets.flats())?) };
         let gradient_of = |replicated: bool| {
-            let all = network.parameters().iter().zip(gradients);
+            let all = parameters.iter().zip(gradients);
             let some = all.filter(move |(parameter, _)| (parameter.split == Split::Replicated) == replicated);
             some.map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>()
         };

@@ -19,6 +19,8 @@ mod pass;
 mod rows;
 mod sides;
 
+use std::rc::Rc;
+
 use locdiff_core::config::RunConfig;
 use locdiff_core::random::{Philox, Stream, mask_threshold};
 use tch::{Device, Kind, Tensor};
@@ -27,16 +29,17 @@ use self::flat::{FlatLayout, Layers};
 use self::inputs::StepInputs;
 use self::kernels::{Kernels, square_sums};
 use self::sides::{Side, Sides};
-use super::codes::{Codes, Points};
 use super::feed::{Form, StepNumbers};
 use super::report::{LocalLosses, Report};
 use crate::comm::{Group, Pending, ReduceOp};
-use crate::diffusion::{Forward, NoiseSchedule};
+use crate::diffusion::Forward;
 use crate::loss::Loss;
-use crate::model::{CsUnet, ModuleShape};
+use crate::methods::Locdiff;
+use crate::model::ModuleShape;
 use crate::native::nvrtc::Arg;
 use crate::native::optim::Moments;
 use crate::shards::Batch;
+use crate::shdd::{Codes, Points};
 use crate::train::error::TrainError;
 
 /// Number of f32 in the struct `Control` of step.cu.
@@ -62,6 +65,7 @@ pub(super) struct Explicit {
     total: Option<Tensor>,
     control: Tensor,
     time_embedding: Tensor,
+    codes: Rc<Codes>,
     mean_e: Tensor,
     deviation_e: Tensor,
     signal_t: Tensor,
@@ -100,16 +104,15 @@ struct Micro {
 }
 
 impl Explicit {
-    /// Moves the weights of `network` into a flat buffer. Also returns views of the moments and of the moving average,
+    /// Moves the weights of the network into a flat buffer. Also returns views of the moments and of the moving average,
     /// which begins as a copy of the weights. `kind` is the type of matrix products.
     pub(super) fn new(
         config: &RunConfig,
-        network: &mut CsUnet,
-        schedule: &NoiseSchedule,
-        loss: Loss,
+        locdiff: &mut Locdiff,
         data: &Group,
         kind: Kind,
     ) -> Result<(Self, Moments, Vec<Tensor>), TrainError> {
+        let (network, loss, codes) = (&mut locdiff.network, locdiff.loss.clone(), Rc::clone(&locdiff.codes));
         let (device, architecture) = (network.placement().device, network.architecture().clone());
         let modules = architecture.modules().to_vec();
         let layout = FlatLayout::new(modules.clone(), network.parameters());
@@ -130,8 +133,8 @@ impl Explicit {
         let has_micro_batches = config.train.micro_batch > 0 && config.train.micro_batch < config.train.global_batch;
         let widths = modules.iter().flat_map(|module| [module.input, module.hidden, module.output]);
         let widths = widths.chain([architecture.dims, architecture.embedding_width]);
-        let forward = Forward::new(schedule, Kind::Float, device)?;
-        let [mean_e, deviation_e] = [0, 1].map(|index| network.buffers()[index].1.shallow_clone());
+        let forward = Forward::new(&locdiff.schedule, Kind::Float, device)?;
+        let [mean_e, deviation_e] = [0, 1].map(|index| network.standardisation().named()[index].1.shallow_clone());
         let philox = Philox::new(config.train.seed);
         let explicit = Self {
             kernels: Kernels::compile(kind, widths)?,
@@ -156,6 +159,7 @@ impl Explicit {
             device,
             kind,
             gradient,
+            codes,
             mean_e,
             deviation_e,
             loss,
@@ -192,7 +196,7 @@ impl Explicit {
     /// Computes the gradients of the rows in the inputs. If `reduces` is true, each part of the gradient is reduced
     /// over ranks as soon as the last micro-batch has computed this part. Otherwise, each rank keeps its own gradients
     /// until [`Explicit::conclude`].
-    pub(super) fn compute_gradients(&mut self, codes: &Codes, reduces: bool) -> Result<LocalLosses, TrainError> {
+    pub(super) fn compute_gradients(&mut self, reduces: bool) -> Result<LocalLosses, TrainError> {
         let _without_gradients = tch::no_grad_guard();
         let rows = (self.inputs.form.slice.end - self.inputs.form.slice.start) as i64;
         if rows == 0 {
@@ -201,7 +205,7 @@ impl Explicit {
         self.pending.clear();
         let micro_rows = self.inputs.micro_rows() as usize;
         let time = self.sides.run(Side::Time, || self.time_tables())?;
-        let basis_ad = self.sides.run(Side::Time, || self.basis(codes))?;
+        let basis_ad = self.sides.run(Side::Time, || self.basis())?;
         let points_n3 = self.row_points(rows)?;
         let sums = Tensor::f_empty([6], (Kind::Double, self.device))?;
         let numbers = Tensor::f_zeros([Report::NUMBERS], (Kind::Double, self.device))?;
@@ -209,7 +213,7 @@ impl Explicit {
         let mut pending = Vec::new();
         for (index, first) in (0..rows).step_by(micro_rows).enumerate() {
             let micro = self.micro(index, first, (rows - first).min(micro_rows as i64))?;
-            let truth_bd = codes.encode(&Points::Device(points_n3.f_narrow(0, first, micro.rows)?))?;
+            let truth_bd = self.codes.encode(&Points::Device(points_n3.f_narrow(0, first, micro.rows)?))?;
             let is_last = first + micro.rows == rows;
             let mut arrived = |part: usize| {
                 self.accumulate(part, index == 0)?;
@@ -338,7 +342,7 @@ impl Explicit {
     }
 
     /// The rounded harmonics of the anchors, `[a, d]`. `None` if the loss has no KL divergence.
-    fn basis(&self, codes: &Codes) -> Result<Option<Tensor>, TrainError> {
+    fn basis(&self) -> Result<Option<Tensor>, TrainError> {
         if self.loss.kl_weight == 0.0 {
             return Ok(None);
         }
@@ -352,7 +356,7 @@ impl Explicit {
             Arg::U32(anchors as u32),
         ];
         self.kernels.per_item("uniform_points", anchors, &arguments)?;
-        Ok(Some(codes.encode(&Points::Device(points_n3))?.f_to_kind(self.kind)?))
+        Ok(Some(self.codes.encode(&Points::Device(points_n3))?.f_to_kind(self.kind)?))
     }
 
     /// The unit vectors of the sorted rows, `[n, 3]`.

@@ -2,17 +2,12 @@
 //!
 //! On CUDA, all steps whose batches have the same form use the same memory for their inputs, so that a replayed graph
 //! reads the new values.
-// Letters in tensor names: b rows of this rank's slice, e width of an embedding.
 
 use std::ops::Range;
 
-use locdiff_core::geo::{UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
-use super::codes::Points;
-use crate::native::random::DeviceCounter;
 use crate::shards::Batch;
-use crate::shdd::ShddError;
 use crate::train::error::TrainError;
 
 /// The properties of a batch that a recorded step depends on.
@@ -77,12 +72,9 @@ impl Requests {
     }
 }
 
-/// The inputs of a step.
+/// The inputs of a step that do not depend on the method.
 #[derive(Debug)]
 pub(super) struct Feed {
-    device: Device,
-    /// The number of the step. It selects the random numbers.
-    pub(super) counter: DeviceCounter,
     /// Learning rate, as one f32.
     pub(super) learning_rate: Tensor,
     /// Weight of the new parameters in the moving average, as one f32.
@@ -90,12 +82,6 @@ pub(super) struct Feed {
     /// The initial values of this rank's sums, which are later added up over ranks: five zeros for the losses, then
     /// this rank's encoded [`Requests`].
     pub(super) first_sums: Tensor,
-    /// Embeddings of the rows, in float16.
-    pub(super) image_be: Tensor,
-    /// Places of the rows.
-    pub(super) rows: Points,
-    /// Places of the anchors.
-    pub(super) anchors: Points,
     /// The properties of the current batch that a recorded step depends on.
     pub(super) form: Form,
 }
@@ -105,51 +91,19 @@ impl Feed {
     pub(super) fn new(device: Device) -> Result<Self, TrainError> {
         let number = || Tensor::f_zeros([], (Kind::Float, device));
         Ok(Self {
-            device,
-            counter: DeviceCounter::new(device, 0)?,
             learning_rate: number()?,
             average_weight: number()?,
             first_sums: Tensor::f_zeros([6], (Kind::Double, device))?,
-            image_be: Tensor::f_zeros([0, 0], (Kind::Half, device))?,
-            rows: Points::Host(Vec::new()),
-            anchors: Points::Host(Vec::new()),
             form: Form::default(),
         })
     }
 
-    /// On the CPU, drops the reference to the batch, so that the memory of the batch can be reused. Does nothing on
-    /// CUDA.
-    pub(super) fn release(&mut self) {
-        if !self.device.is_cuda() {
-            self.image_be = Tensor::new();
-        }
-    }
-
-    /// Sets the inputs of step `step`, counted from 0: the batch, this rank's anchors, and `numbers`.
-    pub(super) fn take(
-        &mut self,
-        step: u64,
-        batch: &Batch,
-        anchors: &[UnitVector],
-        numbers: &StepNumbers,
-    ) -> Result<(), TrainError> {
+    /// Sets the inputs of a step on `batch`.
+    pub(super) fn take(&mut self, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
         self.form = Form::of(batch);
-        self.counter.set(step)?;
         let _ = self.learning_rate.f_fill_(numbers.learning_rate)?;
         let _ = self.average_weight.f_fill_(numbers.average_weight)?;
         let _ = self.first_sums.f_narrow(0, 5, 1)?.f_fill_(numbers.requests.encode())?;
-        let places = places(&batch.latitudes, &batch.longitudes).map_err(ShddError::from)?;
-        self.rows.put(places.into_iter().map(UnitVector::from).collect(), self.device)?;
-        self.anchors.put(anchors.to_vec(), self.device)?;
-        if !self.device.is_cuda() {
-            self.image_be = batch.embeddings.shallow_clone();
-        } else {
-            // Copy the embeddings, because the memory of the batch will be reused.
-            if self.image_be.size() != batch.embeddings.size() {
-                self.image_be = Tensor::f_empty(batch.embeddings.size(), (batch.embeddings.kind(), self.device))?;
-            }
-            self.image_be.f_copy_(&batch.embeddings)?;
-        }
         Ok(())
     }
 }

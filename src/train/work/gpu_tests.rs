@@ -111,7 +111,7 @@ fn batch(config: &RunConfig, step: u64, width: u32) -> Batch {
 /// The gradient of each parameter.
 fn gradients(work: &Work) -> Vec<Tensor> {
     match &work.engine {
-        StepEngine::Autograd(_) => work.network.parameters().iter().map(|parameter| parameter.tensor.grad()).collect(),
+        StepEngine::Autograd(_) => work.method.parameters().iter().map(|parameter| parameter.tensor.grad()).collect(),
         StepEngine::Explicit(engine) => engine.gradients_of_parameters(),
     }
 }
@@ -131,7 +131,7 @@ fn numbers() -> StepNumbers {
 /// Replaces the weights, for example to give two networks the same weights.
 fn load(work: &mut Work, weights: &[Tensor]) {
     let _without_gradients = tch::no_grad_guard();
-    for (parameter, weight) in work.network.parameters().tensors().iter().zip(weights) {
+    for (parameter, weight) in work.method.parameters().tensors().iter().zip(weights) {
         parameter.shallow_clone().copy_(weight);
     }
     work.weights_changed().expect("the weights can be rounded");
@@ -144,7 +144,7 @@ fn random_weights(work: &Work) -> Vec<Tensor> {
         let fan = tensor.size().last().copied().unwrap_or(1) as f64;
         Tensor::randn(tensor.size(), (Kind::Float, tensor.device())) * (0.7 / fan.sqrt())
     };
-    work.network.parameters().tensors().iter().map(random).collect()
+    work.method.parameters().tensors().iter().map(random).collect()
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn explicit_step_in_f32_equals_autograd() {
                 let report = work.conclude(losses).expect("the weights can be updated");
                 reports.push(Vec::<f64>::try_from(report.numbers.to_device(Device::Cpu)).expect("the numbers are f64"));
             }
-            for (index, parameter) in autograd.network.parameters().iter().enumerate() {
+            for (index, parameter) in autograd.method.parameters().iter().enumerate() {
                 let error = relative(&found[1][index], &found[0][index]);
                 assert!(error < 1e-4, "{name}, step {step}: the gradient of {} differs by {error}", parameter.name);
                 worst = worst.max(error);
@@ -185,7 +185,7 @@ fn explicit_step_in_f32_equals_autograd() {
             }
         }
         let lists =
-            |work: &Work| [work.network.parameters().tensors(), work.ema.iter().map(Tensor::shallow_clone).collect()];
+            |work: &Work| [work.method.parameters().tensors(), work.ema.iter().map(Tensor::shallow_clone).collect()];
         for (kind, (got, wanted)) in ["weights", "average"].iter().zip(lists(&explicit).iter().zip(&lists(&autograd))) {
             for (got, wanted) in got.iter().zip(wanted) {
                 // AdamW's first updates are nearly the signs of the gradients, and the engines may give a tiny gradient
@@ -222,14 +222,14 @@ fn explicit_bf16_gradients_are_not_further_from_f32_than_those_of_autograd() {
             explicit.run().expect("the step runs");
         }
         let rounded: Vec<Tensor> = explicit
-            .network
+            .method
             .parameters()
             .tensors()
             .iter()
             .map(|weight| weight.detach().to_kind(Kind::BFloat16).to_kind(Kind::Float))
             .collect();
         // One batch would not be enough: the gradients of some biases are small differences of large sums.
-        let mut squares = vec![[0.0; 3]; explicit.network.parameters().iter().len()];
+        let mut squares = vec![[0.0; 3]; explicit.method.parameters().iter().len()];
         for index in 0..BATCHES {
             let batch = batch(&config, steps + index, 768);
             let mut found = Vec::new();
@@ -247,7 +247,7 @@ fn explicit_bf16_gradients_are_not_further_from_f32_than_those_of_autograd() {
             }
         }
         let mut worse = Vec::new();
-        for (index, parameter) in explicit.network.parameters().iter().enumerate() {
+        for (index, parameter) in explicit.method.parameters().iter().enumerate() {
             let [whole, of_autograd, of_explicit] = squares[index].map(f64::sqrt);
             let [of_autograd, of_explicit] = [of_autograd, of_explicit].map(|error| error / whole.max(1e-300));
             println!("{steps} steps, {}: autograd {of_autograd:.2e}, explicit {of_explicit:.2e}", parameter.name);

@@ -36,7 +36,8 @@ fn network(config: &RunConfig) -> CsUnet {
     network.parameters_mut().load(&weights).expect("the sizes match");
     let width = [i64::from(EMBEDDING)];
     network
-        .standardise(&normals(1, &width, Kind::Float), &(normals(2, &width, Kind::Float).abs() + 0.5))
+        .standardisation_mut()
+        .set(&normals(1, &width, Kind::Float), &(normals(2, &width, Kind::Float).abs() + 0.5))
         .expect("the sizes match");
     network
 }
@@ -48,7 +49,7 @@ fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let attempt = run.begin_attempt().expect("the run folder is writable");
     let partial = run.path().join(partial_name(STEP, attempt));
     files.create_folder(&partial).expect("the folder can be created");
-    let averages: Vec<_> = named(network).into_iter().chain(network.buffers()).collect();
+    let averages: Vec<_> = named(network).into_iter().chain(network.standardisation().named()).collect();
     let written = vec![
         write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new())
             .expect("the file can be written"),

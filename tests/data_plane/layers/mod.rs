@@ -57,6 +57,7 @@ const LOCDIFF: Design = Design {
         &["geoclip"],
         &["checkpoint", "retrieval", "shards"],
         &["infer", "simulate"],
+        &["methods"],
         &["eval", "train"],
         &["worker"],
         &["bin"],

@@ -177,15 +177,16 @@ fn network_sees_standardised_embeddings() {
         None,
     );
     let (mean, deviation) = (normals(8, &[6], Kind::Double), normals(9, &[6], Kind::Double).abs() + 0.1);
-    network.standardise(&mean, &deviation).expect("the shapes match");
+    network.standardisation_mut().set(&mean, &deviation).expect("the shapes match");
     let raw = network.prepare(&(image(4) * &deviation + &mean), None).expect("the embeddings have the right width");
     assert_close(&predict(&network, &code(4), Timesteps::All(3), &raw, None), &want, 1e-12, "prediction");
-    let error = network.standardise(&mean, &deviation.zeros_like()).expect_err("the deviation is 0");
+    let error = network.standardisation_mut().set(&mean, &deviation.zeros_like()).expect_err("the deviation is 0");
     assert_eq!(error.to_string(), "standard deviation of embedding dimension 0 is 0, wanted a finite number above 0");
     for (wrong, text) in [(f64::NAN, "NaN"), (f64::NEG_INFINITY, "-inf")] {
         let means = mean.copy();
         let _ = means.get(4).fill_(wrong);
-        let error = network.standardise(&means, &deviation).expect_err("a mean is not finite").to_string();
+        let error =
+            network.standardisation_mut().set(&means, &deviation).expect_err("a mean is not finite").to_string();
         assert_eq!(error, format!("mean of embedding dimension 4 is {text}, wanted a finite number"));
     }
 }

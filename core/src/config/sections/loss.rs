@@ -21,6 +21,9 @@ section! {
     pub struct LossConfig {
         /// Number of random points on the sphere at which the KL compares densities, drawn anew for every mini-batch.
         pub anchors: u32 = 2048,
+        /// With train.method = "geoclip": number of gallery points, drawn anew in every step, among which the location of
+        /// a photo must be found. The locations of the other photos of the step are added to them.
+        pub negatives: u32 = 3072,
         /// Direction of the KL divergence.
         pub kl: KlDirection = KlDirection::Reverse,
         /// Weight of the KL divergence. "auto": 5.76 / d for codes of d dimensions, because the KL grows with d. d is
@@ -38,6 +41,7 @@ section! {
 impl LossConfig {
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("loss.anchors", self.anchors, 2..=10_000_000);
+        checker.within("loss.negatives", self.negatives, 0..=10_000_000);
         let kl_weight = self.kl_weight.value().unwrap_or(1.0);
         checker.not_negative("loss.kl_weight", kl_weight);
         checker.not_negative("loss.l2_weight", self.l2_weight);

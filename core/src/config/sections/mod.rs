@@ -44,4 +44,4 @@ pub use parallel::{DeviceKind, ParallelConfig};
 pub use retrieval::{HybridMode, RetrievalConfig, RetrievalHead};
 pub use shards::{CacheMode, OnBadRows, ShardsConfig, Tail};
 pub use supervise::SuperviseConfig;
-pub use train::{LearningRateSchedule, Precision, TrainConfig};
+pub use train::{LearningRateSchedule, Precision, TrainConfig, TrainMethod};

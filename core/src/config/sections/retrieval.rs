@@ -11,7 +11,7 @@ use crate::config::errors::Checker;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RetrievalHead {
-    /// If GeoCLIP's weights exist: "linear" for simulated photos, "geoclip" for photos whose places GeoCLIP recognises.
+    /// If `run` is set: "trained". Otherwise, if GeoCLIP's weights exist: "linear" for simulated photos, "geoclip" for photos whose places GeoCLIP recognises.
     /// In all other cases: "knn".
     Auto,
     /// GeoCLIP's image head, for CLIP ViT-L/14 features.
@@ -20,6 +20,8 @@ pub enum RetrievalHead {
     Linear,
     /// Nearest neighbours among the training photos, for embeddings of any other kind.
     Knn,
+    /// The image head that the run `run` has trained.
+    Trained,
 }
 
 impl RetrievalHead {
@@ -30,6 +32,7 @@ impl RetrievalHead {
             Self::Geoclip => "geoclip",
             Self::Linear => "linear",
             Self::Knn => "knn",
+            Self::Trained => "trained",
         }
     }
 }
@@ -63,6 +66,9 @@ section! {
         pub radius_km: f64 = 200.0,
         /// How a stored embedding becomes a query.
         pub head: RetrievalHead = RetrievalHead::Auto,
+        /// With head = "trained": run or checkpoint folder of a training with train.method = "geoclip". A name without a
+        /// slash is a run in `checkpoint.dir`.
+        pub run: String = String::new(),
         /// Which gallery points LocDiff-H considers, and how it chooses one.
         pub mode: HybridMode = HybridMode::Fusion,
         /// Weight of the samples' log density in the score of "fusion" and "consensus".
@@ -87,7 +93,7 @@ impl RetrievalConfig {
     pub fn may_need_geoclip(&self) -> bool {
         match self.head {
             RetrievalHead::Auto => self.has_geoclip(),
-            RetrievalHead::Geoclip | RetrievalHead::Linear => true,
+            RetrievalHead::Geoclip | RetrievalHead::Linear | RetrievalHead::Trained => true,
             RetrievalHead::Knn => false,
         }
     }
@@ -95,6 +101,12 @@ impl RetrievalConfig {
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if self.geoclip.is_empty() {
             checker.push("retrieval.geoclip", "is empty, wanted a folder");
+        }
+        if self.head == RetrievalHead::Trained && self.run.is_empty() {
+            checker.push(
+                "retrieval.run",
+                "is empty, but retrieval.head = \"trained\" needs the run that trained the head",
+            );
         }
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
         checker.not_negative("retrieval.density_weight", self.density_weight);

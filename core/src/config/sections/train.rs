@@ -8,6 +8,17 @@ use crate::config::errors::Checker;
 /// Upper limit of an automatic warm-up, steps. Must not change: saved runs contain "auto" and rely on this value.
 const WARMUP_STEPS_AUTO_MAX: u64 = 500;
 
+/// What a run trains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum TrainMethod {
+    /// LocDiff: the diffusion model.
+    Locdiff,
+    /// GeoCLIP's image head, with GeoCLIP's contrastive loss. `retrieval.head = "trained"` uses the head.
+    Geoclip,
+}
+
 /// Course of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -35,6 +46,8 @@ pub enum Precision {
 section! {
     /// Optimisation with AdamW.
     pub struct TrainConfig {
+        /// What to train.
+        pub method: TrainMethod = TrainMethod::Locdiff,
         /// Number of optimiser steps.
         pub steps: u64 = 40_000,
         /// Rows per step over all workers. Does not depend on the number of workers.
@@ -144,7 +157,7 @@ mod tests {
         let text =
             set(&["train.steps=100", "train.warmup_steps=101"]).expect_err("the warm-up is too long").to_string();
         assert!(text.contains("train.warmup_steps: is 101, more than train.steps = 100"), "{text}");
-        let presets = [("demo", 100), ("l23", 500), ("l47", 500), ("paper-l47", 500), ("l95", 500)];
+        let presets = [("demo", 100), ("l23", 500), ("l47", 500), ("paper-l47", 500), ("l95", 500), ("geoclip", 400)];
         for (preset, want) in presets {
             let found = load(&[Layer::Preset(preset.into())]).expect("the configuration is valid");
             assert_eq!(found.config.train.warmup_steps(), want, "{preset}");

@@ -1,10 +1,12 @@
 //! Evaluates one checkpoint, or uses it to tune LocDiff-H.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use locdiff_core::cgroup::memory_available_bytes;
-use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RunConfig, ValueOrigin};
+use locdiff_core::config::{
+    DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, TrainMethod, ValueOrigin,
+};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
@@ -16,7 +18,7 @@ use super::gather::{GalleryProgress, Gather};
 use super::published;
 use super::score::{BoardTarget, ScoreTask};
 use super::table::{self, Row, data_summary};
-use crate::error::{LaunchError, exit_code_of};
+use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
@@ -25,6 +27,7 @@ use crate::terminal::{Display, width, wrapped};
 use crate::verbs::locations::require_shards;
 use crate::verbs::paths::require_file;
 use crate::verbs::restarts::try_again;
+use crate::verbs::train::checkpoint_at;
 
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -90,6 +93,13 @@ impl Evaluation<'_> {
     /// `evaluate` uses these settings, except for fields that `--set` sets.
     pub(in crate::verbs) fn tune(&mut self, hybrid: HybridRequest) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
+        if config.train.method == TrainMethod::Geoclip {
+            refuse!(
+                Config,
+                "run {} has trained an image head, so there is nothing to tune; tune a run with train.method = \"locdiff\"",
+                self.run.display()
+            );
+        }
         require_shards("shards.validation", &config.shards.validation)?;
         let (gather, summary) = self.locate(&config.shards.validation, hybrid, true)?;
         let (rows, thresholds_km) = (gather.tuning()?, config.eval.thresholds_km.clone());
@@ -139,8 +149,15 @@ impl Evaluation<'_> {
 
     /// Lets the workers locate every row of the shards at `data`. Returns the rows in the order of the data, and a
     /// summary.
-    fn locate(&mut self, data: &str, hybrid: HybridRequest, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
-        let config = self.resolved.config.clone();
+    fn locate(&mut self, data: &str, mut hybrid: HybridRequest, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
+        let mut config = self.resolved.config.clone();
+        if config.train.method == TrainMethod::Geoclip {
+            hybrid = HybridRequest::Wanted;
+            config.retrieval.head = RetrievalHead::Trained;
+            config.retrieval.run = self.checkpoint.path.display().to_string();
+        } else if hybrid != HybridRequest::No && !config.retrieval.run.is_empty() {
+            config.retrieval.run = head_checkpoint(&config)?.display().to_string();
+        }
         require_files(&config, data, hybrid)?;
         let needs_gallery = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
         let job = EvalJob { config, checkpoint: self.checkpoint.path.clone(), data: data.to_owned(), hybrid, tune };
@@ -167,6 +184,13 @@ impl Evaluation<'_> {
             supervisor.run::<GalleryEmbedded>(config, &world, job.clone(), 0, &mut progress).map(drop)
         })
     }
+}
+
+/// The checkpoint that `retrieval.run` names: a run in the folder of all runs, or the folder of a run or a checkpoint.
+fn head_checkpoint(config: &RunConfig) -> Result<PathBuf, LaunchError> {
+    let (named, dir) = (Path::new(&config.retrieval.run), &config.checkpoint.dir);
+    let folder = if named.components().count() == 1 { Path::new(dir).join(named) } else { named.to_owned() };
+    checkpoint_at("retrieval.run", &folder, dir)
 }
 
 /// Checks the files that the configuration names and the evaluation of the shards at `data` needs. Fails if one of

@@ -63,6 +63,7 @@ pub(super) fn computed(
 fn name(method: Method, summary: &EvalSummary) -> String {
     match (method, summary.head) {
         (Method::Retrieval, Some(RetrievalHead::Knn)) => "nearest training photos".to_owned(),
+        (Method::Retrieval, Some(RetrievalHead::Trained)) => "GeoCLIP, trained head".to_owned(),
         (Method::Retrieval, _) => "GeoCLIP retrieval".to_owned(),
         (Method::Locdiff, _) => format!("LocDiff (L = {})", summary.degree),
         (Method::LocdiffH, _) => format!("LocDiff-H (L = {})", summary.degree),
@@ -180,7 +181,9 @@ pub(super) fn data_summary(summary: &EvalSummary, config: &EvalConfig) -> String
     let views = if summary.views == 1 { "one view".to_owned() } else { format!("{} views", summary.views) };
     // With a gallery, the answers of LocDiff depend on the head, because the head decides which gallery is used.
     let choice = match config.anchors {
-        DecodeAnchors::Gallery if !config.refine => format!("; LocDiff chooses among {} places", summary.anchors),
+        DecodeAnchors::Gallery if !config.refine && summary.anchors > 0 => {
+            format!("; LocDiff chooses among {} places", summary.anchors)
+        }
         _ => String::new(),
     };
     format!("{} {kind} of {views}{source}{skipped}{choice}", summary.rows)

@@ -5,13 +5,14 @@
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
-use crate::shdd::gpu::{Encoder, upload};
-use crate::shdd::{Basis, Filter, Selection};
-use crate::train::error::TrainError;
+use super::ShddError;
+use super::filter::{Filter, Selection};
+use super::gpu::{Encoder, upload};
+use super::harmonics::Basis;
 
 /// Points in the memory of the device that encodes them.
 #[derive(Debug)]
-pub(in crate::train) enum Points {
+pub enum Points {
     /// In main memory.
     Host(Vec<UnitVector>),
     /// On the GPU: `[n, 3]`, f64.
@@ -20,7 +21,7 @@ pub(in crate::train) enum Points {
 
 impl Points {
     /// Replaces the points. If their number does not change, device memory is reused.
-    pub(super) fn put(&mut self, points: Vec<UnitVector>, device: Device) -> Result<(), TrainError> {
+    pub fn put(&mut self, points: Vec<UnitVector>, device: Device) -> Result<(), ShddError> {
         match self {
             Self::Device(points_n3) if points_n3.size()[0] == points.len() as i64 => {
                 points_n3.f_copy_(&upload(&points, Device::Cpu)?)?;
@@ -32,7 +33,7 @@ impl Points {
     }
 
     /// `count` consecutive points, starting at index `first`.
-    pub(super) fn narrow(&self, first: u64, count: u64) -> Result<Self, TrainError> {
+    pub fn narrow(&self, first: u64, count: u64) -> Result<Self, ShddError> {
         Ok(match self {
             Self::Host(points) => Self::Host(points[first as usize..(first + count) as usize].to_vec()),
             Self::Device(points_n3) => Self::Device(points_n3.f_narrow(0, first as i64, count as i64)?),
@@ -42,7 +43,7 @@ impl Points {
 
 /// Encodes points on one device.
 #[derive(Debug)]
-pub(in crate::train) struct Codes {
+pub struct Codes {
     basis: Basis,
     device: Device,
     threads: usize,
@@ -52,32 +53,25 @@ pub(in crate::train) struct Codes {
 
 impl Codes {
     /// Prepares to encode points on `device`. If `device` is a GPU, it must be the current device.
-    pub(in crate::train) fn new(
-        degree: u32,
-        filter: Option<Filter>,
-        device: Device,
-        threads: usize,
-    ) -> Result<Self, TrainError> {
+    pub fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, ShddError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };
-        let filter = filter.map(|filter| Ok::<_, TrainError>((filter.to_device(device)?, filter))).transpose()?;
+        let filter = filter.map(|filter| Ok::<_, ShddError>((filter.to_device(device)?, filter))).transpose()?;
         Ok(Self { basis, device, threads, encoder, filter })
     }
 
     /// The low-pass filter, if there is one.
-    pub(in crate::train) fn filter(&self) -> Option<&Filter> {
+    pub fn filter(&self) -> Option<&Filter> {
         self.filter.as_ref().map(|(_, filter)| filter)
     }
 
     /// Unscaled codes `[n, d]` of points, f32. Does not wait for the device.
-    pub(in crate::train) fn encode(&self, points: &Points) -> Result<Tensor, TrainError> {
+    pub fn encode(&self, points: &Points) -> Result<Tensor, ShddError> {
         let codes_nd = match (points, &self.encoder) {
             (Points::Device(points_n3), Some(encoder)) => encoder.encode_unchecked(points_n3)?,
             (Points::Device(points_n3), None) => {
                 let device = points_n3.device();
-                return Err(TrainError::Config(format!(
-                    "the points are on {device:?}, but codes are computed on the CPU"
-                )));
+                return Err(ShddError::Bad(format!("the points are on {device:?}, but codes are computed on the CPU")));
             }
             (Points::Host(points), Some(encoder)) => encoder.encode_unchecked(&upload(points, self.device)?)?,
             (Points::Host(points), None) => {
