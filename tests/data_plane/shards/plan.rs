@@ -153,7 +153,7 @@ proptest! {
 }
 
 fn plan(block_rows: &[u32], config: &ShardsConfig, seed: u64, global_batch: u32) -> Plan {
-    let layout = DataLayout { block_rows: block_rows.to_vec(), width: 768, views: 3, fingerprint: 9 };
+    let layout = DataLayout { block_rows: block_rows.to_vec(), ..LAYOUT };
     Plan::new(layout, Mask::none(), PlanOptions::new(config, seed, global_batch)).expect("the plan is valid")
 }
 
@@ -200,6 +200,21 @@ fn order_of_rows_never_changes() {
     let rows: Vec<_> = epoch(&plan, 1).iter().map(|sample| (sample.block, sample.row, sample.view)).collect();
     assert_eq!(rows[..9], GOLDEN, "the order of rows has changed to {rows:?}");
 }
+
+/// The same for a larger plan with skipped rows, padding, three views and several windows, as a hash of four epochs.
+#[test]
+fn order_of_many_rows_never_changes() {
+    let layout = DataLayout { block_rows: (0..90).map(|block| block * 37 % 61).collect(), ..LAYOUT };
+    let skipped = (0..90).filter(|block| block % 5 == 0 && block * 37 % 61 > 3).map(|block| (block, vec![1, 2]));
+    let mask = Mask::new(skipped.collect(), &layout.block_rows).expect("the skipped rows exist");
+    let config = ShardsConfig { tail: Tail::Pad, ..ShardsConfig::default() };
+    let plan = Plan::new(layout, mask, PlanOptions::new(&config, 2024, 100)).expect("the plan is valid");
+    let replay = Replay { epochs: 4, world_sizes: vec![3], global_batch: 100, seed: 2024 };
+    let report = replay.run_plan(&plan).expect("the plan has each row once");
+    assert_eq!(report.world_sizes[0].order, "0fec41b609f327a3");
+}
+
+const LAYOUT: DataLayout = DataLayout { block_rows: Vec::new(), width: 768, views: 3, fingerprint: 9 };
 
 const GOLDEN: [(u32, u32, u32); 9] =
     [(4, 1, 1), (1, 2, 1), (4, 0, 1), (1, 0, 1), (4, 3, 1), (1, 1, 1), (4, 2, 1), (0, 3, 1), (3, 4, 1)];
