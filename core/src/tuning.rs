@@ -18,10 +18,10 @@ use serde::Serialize;
 
 use crate::config::{HybridMode, RetrievalConfig};
 use crate::exit_code::{ExitCode, HasExitCode};
-use crate::geo::{Place, UnitVector};
+use crate::geo::{Place, UnitVector, cell_of};
 use crate::protocol::TuningErrors;
 
-/// Height of a cell, in degrees of latitude. The width of a cell in km is about equal to its height in km.
+/// Height of a cell, in degrees of latitude.
 const CELL_DEGREES: f64 = 5.0;
 /// The penalty is this factor times the accuracy that LocDiff-H loses against the better of two methods: LocDiff alone
 /// and retrieval alone.
@@ -133,13 +133,8 @@ pub struct Choice {
 
 /// The fold of a place. Places in the same cell share a fold.
 pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
-    let place = Place::from(place);
-    let band = ((place.latitude().0 + 90.0) / CELL_DEGREES).floor();
-    let middle = (band + 0.5) * CELL_DEGREES - 90.0;
-    let cells = (360.0 * middle.to_radians().cos() / CELL_DEGREES).round().max(1.0);
-    let cell = ((place.longitude().0 + 180.0) / 360.0 * cells).floor();
     // The finaliser of SplitMix64 spreads adjacent cells over the folds.
-    let mut hash = (band as u64) << 32 | cell as u64;
+    let mut hash = cell_of(Place::from(place), CELL_DEGREES);
     hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((hash ^ hash >> 31) % u64::from(folds.max(1))) as u32

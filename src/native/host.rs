@@ -87,7 +87,7 @@ impl HostRows {
     ///
     /// # Panics
     /// - If all rows of this tensor are already assigned.
-    /// - If the block has no row `row`, or this row already has a destination.
+    /// - If the block has no row `row`.
     /// - If rows of the block are already written.
     /// - If the rows of the tensor and of the block have different widths.
     pub fn assign(&mut self, places: &mut RowPlaces, row: usize) {

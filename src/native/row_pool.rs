@@ -2,8 +2,9 @@
 //!
 //! Rows are read in blocks. A block consists of consecutive rows of a shard, and only some of these rows are wanted. A
 //! `RowPool` owns memory for rows. It assigns each row of its memory once, as the destination of one wanted row of a
-//! block. A [`RowPlaces`] holds all destinations for one block. Only the owner of the `RowPlaces` can write to these
-//! destinations. [`RowPlaces::finish`] consumes the `RowPlaces`, so that nobody can write to its destinations again.
+//! block. A row of a block can have several destinations. A [`RowPlaces`] holds all destinations for one block. Only
+//! the owner of the `RowPlaces` can write to these destinations. [`RowPlaces::finish`] consumes the `RowPlaces`, so
+//! that nobody can write to its destinations again.
 //!
 //! Invariants:
 //! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to the memory.
@@ -65,7 +66,7 @@ impl<Owner: Send + 'static> RowPool<Owner> {
     ///
     /// # Panics
     /// - If all rows of this memory are already assigned.
-    /// - If the block has no row `row`, or this row already has a destination.
+    /// - If the block has no row `row`.
     /// - If rows of the block are already written.
     /// - If the rows of the memory and of the block have different sizes.
     pub(super) fn assign(&mut self, places: &mut RowPlaces, row: usize) {
@@ -77,10 +78,14 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         );
         let row_bytes = self.memory.row_bytes;
         assert!(places.row_bytes == row_bytes, "rows of the block have {} bytes, wanted {row_bytes}", places.row_bytes);
-        let slot = &mut places.slots[row];
-        assert!(slot.is_null(), "row {row} already has a destination");
-        *slot = self.memory.base.wrapping_add(self.assigned * row_bytes);
+        let destination = self.memory.base.wrapping_add(self.assigned * row_bytes);
         self.assigned += 1;
+        let slot = &mut places.slots[row];
+        if slot.is_null() {
+            *slot = destination;
+        } else {
+            places.copies.push((row, destination));
+        }
         match places.memories.last_mut() {
             Some((last, count)) if std::ptr::addr_eq(Arc::as_ptr(last), Arc::as_ptr(&self.memory)) => *count += 1,
             _ => places.memories.push((Arc::clone(&self.memory) as Arc<RowMemory<dyn Send>>, 1)),
@@ -103,9 +108,11 @@ impl<Owner: Send + 'static> RowPool<Owner> {
 /// read has to be repeated, [`RowPlaces::restart`] goes back to the first row. [`RowPlaces::finish`] declares all rows
 /// good.
 pub struct RowPlaces {
-    /// The destination of each row of the block, or null if the row is not wanted. Each destination lies in one of
-    /// `memories`, and no other `RowPlaces` has the same destination.
+    /// The first destination of each row of the block, or null if the row is not wanted. Each destination lies in one
+    /// of `memories`, and no other `RowPlaces` has the same destination.
     slots: Vec<*mut u8>,
+    /// The other destinations of rows that are wanted more than once, each with its row.
+    copies: Vec<(usize, *mut u8)>,
     row_bytes: usize,
     /// Number of rows of the block that have been passed to `write`.
     written: usize,
@@ -121,7 +128,8 @@ impl RowPlaces {
     /// Creates the destinations for a block of `rows` rows. No row is wanted until
     /// [`HostRows::assign`](super::host::HostRows::assign) gives it a destination.
     pub fn new(rows: usize, row_bytes: usize) -> Self {
-        Self { slots: vec![std::ptr::null_mut(); rows], row_bytes, written: 0, memories: Vec::new() }
+        let slots = vec![std::ptr::null_mut(); rows];
+        Self { slots, copies: Vec::new(), row_bytes, written: 0, memories: Vec::new() }
     }
 
     /// Makes the next [`RowPlaces::write`] start at the first row of the block again.
@@ -129,7 +137,7 @@ impl RowPlaces {
         self.written = 0;
     }
 
-    /// Takes the next rows of the block and copies each wanted row to its destination.
+    /// Takes the next rows of the block and copies each wanted row to its destinations.
     ///
     /// # Panics
     /// If the length of `rows` is not a multiple of the row size, or `rows` holds more rows than the block has left.
@@ -142,6 +150,13 @@ impl RowPlaces {
             // SAFETY: `slot` has room for one row. Nothing else may access that memory (see `RowPool::new`), so `row`
             // cannot overlap it. `fence` is called below.
             unsafe { copy_streaming(row, *slot) };
+        }
+        for (row, slot) in &self.copies {
+            let piece = row.checked_sub(self.written).filter(|row| *row < count);
+            if let Some(row) = piece.map(|row| &rows[row * self.row_bytes..][..self.row_bytes]) {
+                // SAFETY: as above.
+                unsafe { copy_streaming(row, *slot) };
+            }
         }
         fence();
         self.written += count;
@@ -284,11 +299,10 @@ mod tests {
     }
 
     #[test]
-    fn no_row_is_assigned_twice() {
+    fn no_row_of_a_memory_is_assigned_twice() {
         let (mut memory, _) = rows(2, 4);
         let mut places = RowPlaces::new(2, 4);
         memory.assign(&mut places, 0);
-        assert_eq!(panics(|| memory.assign(&mut places, 0)), "row 0 already has a destination");
         assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(2, 2), 0)), "rows of the block have 2 bytes, wanted 4");
         memory.assign(&mut places, 1);
         assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(1, 4), 0)), "all 2 rows are already assigned");
@@ -302,8 +316,9 @@ mod tests {
         let sizes: &[usize] = if cfg!(miri) { &[6, 150] } else { &[1, 6, 63, 64, 65, 150, 600, 1536, 1550] };
         for &row_bytes in sizes {
             let block: Vec<u8> = (0..40 * row_bytes).map(|at| (at * 31 % 251) as u8).collect();
+            // Some rows are wanted two or three times.
             let wanted: Vec<usize> =
-                (0..40).map(|at| at * 19 % 40).filter(|row| row % 5 != 1 && row % 7 != 2).collect();
+                (0..53).map(|at| at * at * 19 % 40).filter(|row| row % 5 != 1 && row % 7 != 2).collect();
             for piece_rows in [1, 3, 40] {
                 let (mut memory, _) = rows(wanted.len(), row_bytes);
                 let mut places = RowPlaces::new(40, row_bytes);

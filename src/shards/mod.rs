@@ -38,7 +38,8 @@ pub use format::{
 pub use inspect::inspect;
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use order::{
-    Bookmark, DataLayout, Epoch, Mask, Plan, PlanOptions, Position, Replay, Sample, Samples, Share, WINDOW_BYTES_MAX,
+    Bookmark, DataLayout, Epoch, Mask, Plan, PlanOptions, Position, Replay, RowWeights, Sample, Samples, Share,
+    WINDOW_BYTES_MAX, WeightsMark,
 };
 pub use source::{ByteSource, DatasetIndex, LocalFiles, Origin, S3Options};
 pub use survey::Survey;

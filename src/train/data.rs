@@ -15,7 +15,7 @@ use super::error::TrainError;
 use crate::comm::{Communicator, Group};
 use crate::shards::{
     Batch, BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, DataLayout, Dataset, DatasetIndex,
-    InlineBatches, Mask, Plan, PlanOptions, Position, Room, ShardsError, Share, Statistics, Survey,
+    InlineBatches, Mask, Plan, PlanOptions, Position, Room, RowWeights, ShardsError, Share, Statistics, Survey,
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -62,7 +62,8 @@ impl TrainingData {
         dataset.expect_contents(findings.contents.clone())?;
         let mask = Mask::new(findings.skipped, dataset.block_rows())?;
         let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
-        let plan = Plan::new(DataLayout::of(&dataset), mask, options)?;
+        let weights = weights(config, &dataset, &mask, &world)?;
+        let plan = Plan::weighted(DataLayout::of(&dataset), mask, options, weights)?;
         let dims = config.model.dims() as usize;
         let tensors =
             |[mean, deviation]: [Vec<u64>; 2]| Ok::<_, TrainError>([f32_tensor(mean)?, f32_tensor(deviation)?]);
@@ -156,6 +157,25 @@ fn survey(
     let kept =
         (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
     Ok(SurveyFindings { skipped: mask.into_skipped(), statistics, kept, contents })
+}
+
+/// The weights of the training rows on every rank. Rank 0 reads the coordinates. `None` if all weights are equal.
+fn weights(
+    config: &RunConfig,
+    dataset: &Dataset,
+    mask: &Mask,
+    world: &Group,
+) -> Result<Option<RowWeights>, TrainError> {
+    let config = &config.shards;
+    if config.density_alpha == 0.0 {
+        return Ok(None);
+    }
+    let computed = match world.rank() {
+        0 => RowWeights::for_config(dataset, mask, config)?,
+        _ => None,
+    };
+    let bytes = broadcast_bytes(world, computed.map(|weights| weights.to_bytes()))?;
+    Ok(Some(RowWeights::from_bytes(&bytes, config)))
 }
 
 /// Decodes f64 values from their bit patterns and converts them to an f32 tensor.

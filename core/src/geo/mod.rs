@@ -12,7 +12,7 @@ mod index;
 mod place;
 mod vector;
 
-pub use grid::fibonacci_grid;
+pub use grid::{CELL_DEGREES_RANGE, cell_of, fibonacci_grid};
 pub use index::SphereIndex;
 pub use place::{Degrees, GeoError, Km, Place, places};
 pub use vector::{TangentBasis, UnitVector};

@@ -167,9 +167,11 @@ pub struct Problem {
 /// Properties of the row order that the replay has verified.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplayReport {
-    /// Number of usable rows. Each of them occurred exactly once per epoch, apart from `dropped_rows` and
-    /// `padded_rows`.
+    /// Number of usable rows. Each of them occurred exactly as often as its quota in each epoch, apart from
+    /// `dropped_rows` and `padded_rows`. The quota is 1 if `shards.density_alpha` is 0.
     pub rows: u64,
+    /// The largest quota of a row in one of the epochs. `None` if `shards.density_alpha` is 0.
+    pub quota_max: Option<u32>,
     /// Number of unusable rows. None of them occurred in the replay.
     pub skipped_rows: u64,
     /// Number of blocks that are not empty.
@@ -177,7 +179,7 @@ pub struct ReplayReport {
     /// Views per row.
     pub views: u32,
     /// Whether the replay proved that in each round of `views` epochs, every row is used once with each view.
-    /// False if fewer than `views` epochs were replayed, or if epochs drop rows.
+    /// False if fewer than `views` epochs were replayed, if epochs drop rows, or if rows have quotas.
     pub views_proved: bool,
     /// Number of epochs replayed.
     pub epochs: u32,

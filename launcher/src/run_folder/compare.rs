@@ -11,7 +11,7 @@ const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
 /// Fields outside [`FIXED_SECTIONS`] that must not change within a run. [`is_fixed`] adds the fields that name the
 /// columns of the shards.
-const FIXED_FIELDS: [&str; 8] = [
+const FIXED_FIELDS: [&str; 10] = [
     "train.method",
     "train.seed",
     "train.global_batch",
@@ -19,6 +19,8 @@ const FIXED_FIELDS: [&str; 8] = [
     "train.precision",
     "shards.tail",
     "shards.shuffle_row_groups",
+    "shards.density_alpha",
+    "shards.density_cell_degrees",
     "shards.on_bad_rows",
 ];
 

@@ -102,6 +102,14 @@ fn verify(
 /// Describes how often each row occurs in an epoch.
 fn epoch_coverage(plan: &ReplayReport) -> String {
     let rows = plan.rows;
+    if let Some(quota_max) = plan.quota_max {
+        let tail = match (plan.dropped_rows, plan.padded_rows) {
+            (0, 0) => String::new(),
+            (0, padded) => format!("; {padded} more fill the last batch"),
+            (dropped, _) => format!("; {dropped} of {rows} are left out, because they do not fill a batch"),
+        };
+        return format!("each row as often as its quota, at most {quota_max} times per epoch{tail}");
+    }
     match (plan.dropped_rows, plan.padded_rows) {
         (0, 0) => "each row once per epoch".to_owned(),
         (0, padded) => format!("each row once per epoch, but {padded} of {rows} rows twice, to fill the last batch"),

@@ -8,7 +8,8 @@ use crate::shards::order::{Epoch, Plan, Position};
 /// One worker's part of a window.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// The blocks with their views, in the order in which the segment first uses them.
+    /// The blocks with their views, in the order in which the segment first uses them. A block whose rows come more
+    /// than once can be listed with several views.
     pub(super) blocks: Vec<(u32, u32)>,
     /// The rows in the order of the plan, each as (index in `blocks`, number of the row in the block).
     rows: Vec<(u32, u32)>,
@@ -75,19 +76,20 @@ impl Segments {
         let window = self.epoch.window_of(self.index - around)?;
         let indices = self.index..(around + window.indices().end).min(self.plan.indices());
         let mut segment = Segment { blocks: Vec::new(), rows: Vec::new(), steps: Vec::new() };
-        let mut places = vec![u32::MAX; window.blocks().len()];
+        let views = self.plan.layout().views as usize;
+        let mut places = vec![u32::MAX; window.blocks().len() * views];
         let batch = u64::from(self.position.global_batch);
         for step in indices.start / batch..indices.end.div_ceil(batch) {
             let first = (step * batch + self.slice.start).max(indices.start);
             let end = (step * batch + self.slice.end).min(indices.end);
             for index in first..end {
-                let (place, row) = window.place(index - around);
-                if places[place] == u32::MAX {
-                    let block = window.blocks()[place];
-                    places[place] = segment.blocks.len() as u32;
-                    segment.blocks.push((block, self.epoch.view(block)));
+                let (place, row, view) = window.place(index - around);
+                let in_segment = &mut places[place * views + view as usize];
+                if *in_segment == u32::MAX {
+                    *in_segment = segment.blocks.len() as u32;
+                    segment.blocks.push((window.blocks()[place], view));
                 }
-                segment.rows.push((places[place], row));
+                segment.rows.push((*in_segment, row));
             }
             if first < end {
                 segment.steps.push((Position { step, ..self.position }, (end - first) as usize));

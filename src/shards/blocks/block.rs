@@ -68,6 +68,11 @@ pub trait Blocks: Send + Sync {
         places.write(&into.embeddings);
         Ok(())
     }
+    /// Reads the coordinates of a block. A bad coordinate is an error unless its row is in `skip`. The embeddings in
+    /// `into` are undefined afterwards.
+    fn read_coordinates(&self, block: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
+        self.read_except(block, 0, skip, into)
+    }
     /// Unusable rows of a block, ascending. A row is unusable if its coordinates are bad, or if its embedding is bad in
     /// any view. Damaged data is an error, not a bad row.
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError>;

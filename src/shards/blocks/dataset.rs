@@ -332,6 +332,12 @@ impl Blocks for Dataset {
         self.check_bad_rows(at.0, found, skip)
     }
 
+    fn read_coordinates(&self, block: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
+        let mut found = Vec::new();
+        self.read_degrees(block, into, &mut found, None)?;
+        self.check_bad_rows(block, found, skip)
+    }
+
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
         let (mut rows, mut found) = (BlockRows::default(), Vec::new());
         for view in 0..self.views {

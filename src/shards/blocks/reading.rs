@@ -178,15 +178,8 @@ impl Dataset {
         self.decode((at, column, self.width), bytes, into, all_finite_halves, carefully)
     }
 
-    /// Reads the coordinates of a block, without embeddings. A bad coordinate is an error unless its row is in `skip`.
-    pub(crate) fn read_coordinates(&self, block: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
-        let mut found = Vec::new();
-        self.read_degrees(block, into, &mut found, None)?;
-        self.check_bad_rows(block, found, skip)
-    }
-
     /// Reads latitudes and longitudes. Bad values are set to zero and added to `found`.
-    fn read_degrees(
+    pub(super) fn read_degrees(
         &self,
         block: u32,
         into: &mut BlockRows,

@@ -8,6 +8,9 @@
 //!   -> numbered 0, 1, 2, ... within the epoch; every `global_batch` consecutive rows are one step
 //! ```
 //!
+//! With [`RowWeights`], a row is in the list of its block as often as its quota says (0, 1, 2, ... times), before the
+//! rows of a window are permuted. The number of indices per epoch is the same as without weights.
+//!
 //! The order does not depend on the number of workers. With W workers and B rows per global batch, worker w (from 0)
 //! takes positions `w B / W .. (w + 1) B / W` of every global batch, each bound rounded down. So all workers have the
 //! same number of steps, and the sizes of their slices differ by at most one row. An average over workers must weight
@@ -15,85 +18,22 @@
 //!
 //! Each epoch uses only one view of a block, so the other views need not be read. The view is `(start + epoch) %
 //! views`, where `start` is random for each block. Over `views` consecutive epochs, each view of a row is used once,
-//! unless one of these epochs drops the row.
+//! unless one of these epochs drops the row. With weights, the second copy of a row in an epoch uses the view after the
+//! first copy's view, and so on.
 //!
 //! This module uses neither I/O nor tensors.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use locdiff_core::config::{ShardsConfig, Tail};
+use locdiff_core::config::Tail;
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
+use super::layout::{DataLayout, PlanOptions, first_rows};
 use super::mask::Mask;
 use super::permutation::{Permutation, shuffled};
-use crate::shards::blocks::Blocks;
+use super::weights::RowWeights;
 use crate::shards::error::ShardsError;
-use crate::shards::format::ELEMENT_BYTES;
-
-/// Maximum bytes per window. Readers hold two windows, so this limit bounds their memory if row groups are large. A
-/// block above the limit is a window by itself.
-pub const WINDOW_BYTES_MAX: u64 = 192 << 20;
-/// Bytes of a row's latitude and longitude.
-const COORDINATE_BYTES: u64 = 16;
-
-/// The options that, together with the data, determine the order of rows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlanOptions {
-    /// Seed that determines the order of rows.
-    pub seed: u64,
-    /// Rows per step, over all workers.
-    pub global_batch: u32,
-    /// How to handle rows that do not fill the last batch.
-    pub tail: Tail,
-    /// Maximum blocks per window.
-    pub shuffle_row_groups: u32,
-    /// Maximum bytes per window, for one view.
-    pub window_bytes_max: u64,
-}
-
-impl PlanOptions {
-    /// Takes the options from the configuration.
-    pub fn new(config: &ShardsConfig, seed: u64, global_batch: u32) -> Self {
-        let shuffle_row_groups = config.shuffle_row_groups;
-        Self { seed, global_batch, tail: config.tail, shuffle_row_groups, window_bytes_max: WINDOW_BYTES_MAX }
-    }
-}
-
-/// The properties of the data that determine the plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DataLayout {
-    /// Number of rows of each block, including skipped rows.
-    pub block_rows: Vec<u32>,
-    /// Numbers per embedding.
-    pub width: usize,
-    /// Views per row.
-    pub views: u32,
-    /// Identifies the data.
-    pub fingerprint: u64,
-}
-
-impl DataLayout {
-    /// The layout of `blocks`.
-    pub fn of(blocks: &dyn Blocks) -> Self {
-        let block_rows = blocks.block_rows().to_vec();
-        Self { block_rows, width: blocks.width(), views: blocks.views(), fingerprint: blocks.fingerprint() }
-    }
-
-    /// For each block, the number of rows in all blocks before it. The last entry is the number of rows in all blocks.
-    pub(crate) fn first_rows(&self) -> Vec<u64> {
-        let mut first_rows = vec![0];
-        for (block, rows) in self.block_rows.iter().enumerate() {
-            first_rows.push(first_rows[block] + u64::from(*rows));
-        }
-        first_rows
-    }
-
-    /// Bytes in memory of one view of a row.
-    pub(crate) fn row_bytes(&self) -> u64 {
-        (self.width * ELEMENT_BYTES) as u64 + COORDINATE_BYTES
-    }
-}
 
 /// Identifies one of the workers that share every batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,26 +71,44 @@ struct Data {
     options: PlanOptions,
     layout: DataLayout,
     mask: Mask,
-    /// Usable rows of each block.
-    usable: Vec<u32>,
     /// Blocks that have usable rows.
     blocks: Vec<u32>,
+    /// For each block, the number of usable rows in all blocks before it. The last entry is the number of all usable
+    /// rows.
+    first_usable: Vec<u64>,
     /// The view that each block uses in epoch 0.
     first_views: Vec<u32>,
-    /// Sum of `usable`.
+    /// `None` if each row comes once per epoch.
+    weights: Option<RowWeights>,
+    /// Number of all usable rows.
     rows: u64,
 }
 
 impl Plan {
-    /// Makes a plan for the rows of `layout` that `mask` does not skip.
+    /// Makes a plan for the rows of `layout` that `mask` does not skip. Each row comes once per epoch.
     pub fn new(layout: DataLayout, mask: Mask, options: PlanOptions) -> Result<Self, ShardsError> {
+        Self::weighted(layout, mask, options, None)
+    }
+
+    /// Like [`Plan::new`], but each row comes as often as `weights` say. `None`: once per epoch.
+    pub fn weighted(
+        layout: DataLayout,
+        mask: Mask,
+        options: PlanOptions,
+        weights: Option<RowWeights>,
+    ) -> Result<Self, ShardsError> {
         check(&layout, &options)?;
         let numbered = || layout.block_rows.iter().zip(0_u32..);
         let usable: Vec<u32> = numbered().map(|(rows, block)| rows - mask.skipped(block).len() as u32).collect();
         let blocks: Vec<u32> = numbered().map(|(_, block)| block).filter(|block| usable[*block as usize] > 0).collect();
-        let rows = usable.iter().map(|rows| u64::from(*rows)).sum();
+        let first_usable = first_rows(&usable);
+        let rows = first_usable[usable.len()];
+        if let Some(weights) = weights.as_ref().filter(|weights| weights.rows() != rows) {
+            return Err(ShardsError::Internal(format!("{} rows have weights, wanted {rows}", weights.rows())));
+        }
         let first_views = first_views(options.seed, &layout).map_err(out_of_range)?;
-        let plan = Self { data: Arc::new(Data { options, layout, mask, usable, blocks, first_views, rows }) };
+        let data = Data { options, layout, mask, blocks, first_usable, first_views, weights, rows };
+        let plan = Self { data: Arc::new(data) };
         if plan.steps() == 0 {
             let (batch, skipped) = (plan.options().global_batch, plan.mask().count());
             return Err(ShardsError::Config(format!(
@@ -176,7 +134,13 @@ impl Plan {
         &self.data.mask
     }
 
-    /// Number of usable rows.
+    /// How often each row comes. `None`: once per epoch.
+    pub fn weights(&self) -> Option<&RowWeights> {
+        self.data.weights.as_ref()
+    }
+
+    /// Number of usable rows. Each epoch has as many indices, before rows are dropped or repeated to fill the last
+    /// batch.
     pub fn rows(&self) -> u64 {
         self.data.rows
     }
@@ -268,23 +232,34 @@ pub struct Epoch {
     epoch: u64,
     /// The blocks with usable rows, in the order of the epoch.
     order: Vec<u32>,
-    /// For each block of `order`, the number of usable rows in the blocks before it. The last entry is the number of
-    /// all usable rows.
+    /// For each block of `order`, the number of indices in the blocks before it. The last entry is the number of all
+    /// indices, which is the number of usable rows.
     starts: Vec<u64>,
     /// For each window, the position of its first block in `order`. The last entry is the number of blocks.
     windows: Vec<u32>,
+    /// The shift of the quotas in this epoch.
+    shift: u64,
 }
 
 impl Epoch {
     fn new(data: Arc<Data>, epoch: u64) -> Result<Self, RangeError> {
         let order = shuffled(data.options.seed, epoch, data.blocks.len() as u32)?;
         let order: Vec<u32> = order.into_iter().map(|place| data.blocks[place as usize]).collect();
+        let shift = RowWeights::shift(data.options.seed, epoch)?;
         let mut starts = vec![0];
         for (place, block) in order.iter().enumerate() {
-            starts.push(starts[place] + u64::from(data.usable[*block as usize]));
+            starts.push(starts[place] + data.indices(*block, shift));
         }
-        let windows = windows(&data, &order);
-        Ok(Self { data, epoch, order, starts, windows })
+        let windows = windows(&data, &order, &starts);
+        Ok(Self { data, epoch, order, starts, windows, shift })
+    }
+
+    /// How often a row comes in this epoch, before rows are dropped or repeated to fill the last batch. `index` counts
+    /// the usable rows of the block.
+    pub(super) fn quota(&self, block: u32, index: u32) -> u64 {
+        let row = self.data.first_usable[block as usize] + u64::from(index);
+        let before = |weights: &RowWeights, row| weights.quotas_before(row, self.shift);
+        self.data.weights.as_ref().map_or(1, |weights| before(weights, row + 1) - before(weights, row))
     }
 
     /// The rows at a range of indices of the epoch. Indices beyond the last row start again at the first row, as
@@ -310,17 +285,34 @@ impl Epoch {
         Ok(Window { epoch: self, blocks: &self.order[first..end], starts, permutation })
     }
 
-    pub(crate) fn view(&self, block: u32) -> u32 {
+    /// The view of a copy of a row. The first copy in this epoch has number 0.
+    pub(crate) fn view(&self, block: u32, copy: u64) -> u32 {
         let views = u64::from(self.data.layout.views);
-        ((u64::from(self.data.first_views[block as usize]) + self.epoch % views) % views) as u32
+        ((u64::from(self.data.first_views[block as usize]) + self.epoch % views + copy % views) % views) as u32
     }
 }
 
-fn windows(data: &Data, order: &[u32]) -> Vec<u32> {
+impl Data {
+    /// Usable rows of a block, numbered through all blocks.
+    fn usable_rows(&self, block: u32) -> Range<u64> {
+        self.first_usable[block as usize]..self.first_usable[block as usize + 1]
+    }
+
+    /// Number of indices of a block in an epoch: the sum of the quotas of its rows.
+    fn indices(&self, block: u32, shift: u64) -> u64 {
+        let Range { start, end } = self.usable_rows(block);
+        let before = |weights: &RowWeights, row| weights.quotas_before(row, shift);
+        self.weights.as_ref().map_or(end - start, |weights| before(weights, end) - before(weights, start))
+    }
+}
+
+fn windows(data: &Data, order: &[u32], starts: &[u64]) -> Vec<u32> {
     let mut windows = vec![0];
     let (mut blocks, mut bytes) = (0, 0);
-    for (place, block) in (0_u32..).zip(order) {
-        let block_bytes = u64::from(data.layout.block_rows[*block as usize]) * data.layout.row_bytes();
+    for ((place, block), indices) in (0_u32..).zip(order).zip(starts.windows(2)) {
+        // With weights, the batches of a window can hold more rows than its blocks have.
+        let rows = u64::from(data.layout.block_rows[*block as usize]).max(indices[1] - indices[0]);
+        let block_bytes = rows * data.layout.row_bytes();
         let full = blocks == data.options.shuffle_row_groups || bytes + block_bytes > data.options.window_bytes_max;
         if blocks > 0 && full {
             windows.push(place);
@@ -354,19 +346,26 @@ impl Window<'_> {
     }
 
     /// Finds the row at an index of the epoch. The index must belong to the window. Returns the position of the row's
-    /// block in [`Window::blocks`] and the number of the row in the block.
-    pub(crate) fn place(&self, index: u64) -> (usize, u32) {
+    /// block in [`Window::blocks`], the number of the row in the block, and the view.
+    pub(crate) fn place(&self, index: u64) -> (usize, u32, u32) {
         let first = self.starts[0];
         let inside = first + self.permutation.apply(index - first);
         let place = self.starts.partition_point(|start| *start <= inside) - 1;
-        let row = (inside - self.starts[place]) as u32;
-        (place, self.epoch.data.mask.row(self.blocks[place], row))
+        let (data, block, inside) = (&self.epoch.data, self.blocks[place], inside - self.starts[place]);
+        let (row, copy) = match &data.weights {
+            None => (inside, 0),
+            Some(weights) => {
+                let rows = data.usable_rows(block);
+                let (row, copy) = weights.row_at(rows.clone(), inside, self.epoch.shift);
+                (row - rows.start, copy)
+            }
+        };
+        (place, data.mask.row(block, row as u32), self.epoch.view(block, copy))
     }
 
     fn sample(&self, index: u64) -> Sample {
-        let (place, row) = self.place(index);
-        let block = self.blocks[place];
-        Sample { block, row, view: self.epoch.view(block) }
+        let (place, row, view) = self.place(index);
+        Sample { block: self.blocks[place], row, view }
     }
 }
 

@@ -12,6 +12,7 @@ use locdiff_core::config::Tail;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
+use super::weights::{RowWeights, WeightsMark};
 use crate::shards::blocks::Contents;
 use crate::shards::error::ShardsError;
 
@@ -30,7 +31,7 @@ pub struct Position {
 }
 
 /// A position in the data, and everything that determines the order of rows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bookmark {
     /// The next step.
@@ -51,6 +52,9 @@ pub struct Bookmark {
     pub window_bytes_max: u64,
     /// How to handle rows that do not fill the last batch.
     pub tail: Tail,
+    /// How often each row comes. `None`: once per epoch.
+    #[serde(default)]
+    pub weights: Option<WeightsMark>,
     /// Checksums of data without a manifest. `None` for data with a manifest, because the fingerprint of a manifest
     /// covers all data.
     #[serde(default)]
@@ -103,6 +107,7 @@ impl Plan {
             shuffle_row_groups: options.shuffle_row_groups,
             window_bytes_max: options.window_bytes_max,
             tail: options.tail,
+            weights: self.weights().map(RowWeights::mark).cloned(),
             contents: None,
         }
     }
@@ -114,6 +119,7 @@ impl Plan {
         bookmark.check_fingerprint(self.layout().fingerprint, location)?;
         check_data(&now, bookmark, location)?;
         check_order(&now, bookmark)?;
+        check_weights(&now, bookmark, location)?;
         self.check_position(bookmark.position)?;
         Ok(bookmark.position)
     }
@@ -156,6 +162,19 @@ fn check_order(now: &Bookmark, recorded: &Bookmark) -> Result<(), ShardsError> {
     check_equal("the maximum bytes per window", now.window_bytes_max, recorded.window_bytes_max)?;
     let name = |tail| if tail == Tail::Drop { "drop" } else { "pad" };
     check_equal("shards.tail", name(now.tail), name(recorded.tail))
+}
+
+/// Checks that each row comes as often as before.
+fn check_weights(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(), ShardsError> {
+    let alpha = |bookmark: &Bookmark| bookmark.weights.as_ref().map_or(0.0, |weights| weights.alpha);
+    check_equal("shards.density_alpha", alpha(now), alpha(recorded))?;
+    let (Some(now), Some(recorded)) = (&now.weights, &recorded.weights) else { return Ok(()) };
+    check_equal("shards.density_cell_degrees", now.cell_degrees, recorded.cell_degrees)?;
+    if now.digest == recorded.digest {
+        return Ok(());
+    }
+    let reason = format!("the weights of its rows have digest {}, wanted {}", now.digest, recorded.digest);
+    Err(ShardsError::Changed { location: location.to_owned(), reason })
 }
 
 fn check_equal<T: PartialEq + std::fmt::Display>(field: &str, got: T, wanted: T) -> Result<(), ShardsError> {

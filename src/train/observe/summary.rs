@@ -4,6 +4,7 @@ use locdiff_core::config::RunConfig;
 use locdiff_core::text::training_time;
 
 use crate::comm::Communicator;
+use crate::shards::RowWeights;
 use crate::train::data::TrainingData;
 use crate::train::work::autograd_reason;
 
@@ -31,6 +32,13 @@ pub(in crate::train) fn log(
     let (rows, views) = (plan.rows(), plan.layout().views);
     let views = if views == 1 { "one view".to_owned() } else { format!("{views} views") };
     tracing::info!("{rows} rows with {views} each from {}: {cache}", config.shards.train);
+    if let Some((low, high)) = plan.weights().map(RowWeights::range) {
+        let (alpha, cell) = (config.shards.density_alpha, config.shards.density_cell_degrees);
+        tracing::info!(
+            "rows are drawn in proportion to density^-{alpha} in cells of {cell} degrees: on average {low:.3} to \
+             {high:.1} times per epoch"
+        );
+    }
     let tail = match (plan.dropped_rows(), plan.padded_rows()) {
         (0, 0) => String::new(),
         (dropped, 0) => format!("; it leaves out {dropped} rows, different ones in each epoch"),

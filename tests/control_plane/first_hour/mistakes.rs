@@ -37,7 +37,7 @@ const COMMAND_LINE: [Mistake; 10] = [
     ("--json", ExitCode::Usage, "no verb given", "--help lists the verbs"),
 ];
 
-const CONFIGURATION: [Mistake; 11] = [
+const CONFIGURATION: [Mistake; 13] = [
     ("--set train.stepz=5 train", ExitCode::Config, "train.stepz: unknown field", "did you mean train.steps?"),
     (
         "--set train.steps=many train",
@@ -52,6 +52,18 @@ const CONFIGURATION: [Mistake; 11] = [
         ExitCode::Config,
         "train.warmup_steps: is 500",
         "more than train.steps = 10",
+    ),
+    (
+        "--set shards.density_alpha=1.5 train",
+        ExitCode::Config,
+        "shards.density_alpha: is 1.5",
+        "wanted 0 to 1 (from --set)",
+    ),
+    (
+        "--set shards.density_cell_degrees=0 train",
+        ExitCode::Config,
+        "shards.density_cell_degrees: is 0",
+        "wanted 0.001 to 90 (from --set)",
     ),
     ("--set steps train", ExitCode::Config, "steps: wanted key=value", "--set"),
     ("--config none.toml train", ExitCode::Config, "none.toml: No such file", "presets: demo, l23"),

@@ -21,6 +21,9 @@ use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
 const FAULTS: u64 = 20;
 /// Steps per fault.
 const SPACING: u64 = 3;
+/// Settings of the order of rows. With these cells, some rows come several times in an epoch, and
+/// others do not come at all.
+const ORDER: &str = "--set shards.density_alpha=0.5 --set shards.density_cell_degrees=30";
 
 /// Kinds of faults from which a run recovers.
 const KINDS: [&str; 14] = [
@@ -67,7 +70,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     let stage = stage();
     let steps = (faults + 2) * SPACING;
     let settings = format!(
-        "--workers 4 --set model.degree=5 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
+        "{ORDER} --workers 4 --set model.degree=5 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
          --set supervise.data_timeout_s=3 --set supervise.step_timeout_s=3.5 --set supervise.collective_timeout_s=3 \
          --set supervise.checkpoint_timeout_s=5 --set supervise.stop_timeout_s=1"
     );
@@ -132,13 +135,14 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     assert!(made.keys().copied().eq(1..=steps), "seed {seed}: a step is missing");
     assert_eq!(made, trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
     // If the losses and the bookmarks (the positions in the data) are equal, both runs used the same rows in every
-    // step. `shards verify` then proves that no row comes twice in an epoch. It also proves that an epoch leaves out
-    // only rows that do not fill a batch.
+    // step. `shards verify` then proves that each row comes as often as its quota in each epoch. It also proves that an
+    // epoch leaves out only rows that do not fill a batch.
     let [bookmark, of_whole] = ["chaos", "undisturbed"].map(|run| bookmark(&run_dir(&stage, run)));
     assert_eq!(bookmark, of_whole, "seed {seed}: the bookmarks differ");
     let epochs = bookmark["position"]["epoch"].as_u64().expect("a bookmark has an epoch") + 1;
-    let audit = format!("{BASE} --workers 1 shards verify shards/small --epochs {epochs} --world-sizes 1,4");
-    stage.run(&audit).exits_with(ExitCode::Success);
+    let audit = format!("{BASE} {ORDER} --workers 1 shards verify shards/small --epochs {epochs} --world-sizes 1,4");
+    let audit = stage.run(&audit).exits_with(ExitCode::Success).json();
+    assert!(audit["plan"]["quota_max"].as_u64() > Some(1), "seed {seed}: no row comes twice: {audit}");
     let [chaos, whole] = ["chaos", "undisturbed"].map(|run| tensors(&run_dir(&stage, run)));
     assert_eq!(chaos, whole, "seed {seed}: the weights differ");
     let names = std::fs::read_dir(run_dir(&stage, "chaos")).expect("the run has a folder").flatten();

@@ -1,5 +1,7 @@
 //! The plan contains each usable row once per epoch, for any number of workers and after resuming at any step.
 
+mod weights;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use locdiff::shards::{

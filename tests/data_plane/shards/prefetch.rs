@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use locdiff::shards::{
-    Batch, BatchOptions, Batches, Cache, DataLayout, Mask, Plan, PlanOptions, Position, Sample, ShardsError, Share,
+    Batch, BatchOptions, Batches, Cache, DataLayout, Mask, Plan, PlanOptions, Position, RowWeights, Sample,
+    ShardsError, Share,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
 use locdiff_core::exit_code::HasExitCode;
@@ -65,7 +66,7 @@ proptest! {
         (width, views, windows) in (1_usize..6, 1_u32..4, 1_u32..6),
         (batch, workers, pad) in (1_u32..50, 1_u32..5, any::<bool>()),
         (threads, cache, bad) in (1_u32..5, 0_u64..4, any::<bool>()),
-        at in (0_u64..3, any::<u64>()),
+        (at, density_alpha) in ((0_u64..3, any::<u64>()), prop_oneof![Just(0.0), Just(0.5), Just(1.0)]),
     ) {
         let mut memory = Memory::new(&block_rows, width, views);
         memory.slow = threads > 2;
@@ -73,9 +74,12 @@ proptest! {
             memory.bad = (0..).zip(&block_rows).filter(|(_, rows)| **rows > 2).map(|(block, rows)| (block, rows / 2)).collect();
         }
         let tail = if pad { Tail::Pad } else { Tail::Drop };
-        let config = ShardsConfig { shuffle_row_groups: windows, tail, ..ShardsConfig::default() };
+        let config = ShardsConfig { shuffle_row_groups: windows, tail, density_alpha, ..ShardsConfig::default() };
         let mask = Mask::scan(&memory, 1).expect("the blocks can be read");
-        let Ok(plan) = Plan::new(memory.layout.clone(), mask, PlanOptions::new(&config, 11, batch)) else { return Ok(()) };
+        // The rows of small blocks have few neighbours in their cells, so they come several times.
+        let weights = RowWeights::for_config(&memory, &mask, &config).expect("the blocks can be read");
+        let options_of_plan = PlanOptions::new(&config, 11, batch);
+        let Ok(plan) = Plan::weighted(memory.layout.clone(), mask, options_of_plan, weights) else { return Ok(()) };
         let memory = memory.shared();
         let first = Position { epoch: at.0, step: at.1 % plan.steps(), ..plan.start() };
         let cache = [Cache::None, Cache::Host { bytes_max: 400 }, Cache::Host { bytes_max: 1 << 30 }, Cache::Device][cache as usize];

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::config::errors::Checker;
+use crate::geo::CELL_DEGREES_RANGE;
 
 /// What to do with unusable rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +74,12 @@ section! {
         pub prefetch_batches: u32 = 4,
         /// Number of row groups whose rows are shuffled together.
         pub shuffle_row_groups: u32 = 16,
+        /// How strongly training evens out the density of photos: rows are drawn in proportion to n^-density_alpha,
+        /// where n is the number of training rows in the same cell of the Earth. 0: each row once per epoch. 1: each
+        /// cell equally often.
+        pub density_alpha: f64 = 0.0,
+        /// Height of the cells of density_alpha, degrees of latitude. Cells are about as wide as high.
+        pub density_cell_degrees: f64 = 1.0,
         /// Cache folder for data from s3://. "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
         pub cache_dir: String = String::new(),
         /// Size limit of the cache folder, GiB. 0: no cache.
@@ -105,6 +112,8 @@ impl ShardsConfig {
         checker.within("shards.reader_threads", self.reader_threads, 1..=256);
         checker.within("shards.prefetch_batches", self.prefetch_batches, 1..=1024);
         checker.within("shards.shuffle_row_groups", self.shuffle_row_groups, 1..=65_536);
+        checker.within("shards.density_alpha", self.density_alpha, 0.0..=1.0);
+        checker.within("shards.density_cell_degrees", self.density_cell_degrees, CELL_DEGREES_RANGE);
         checker.within("shards.cache_gib", self.cache_gib, 0..=1 << 20);
         if self.cache_dir.contains("://") {
             checker.push("shards.cache_dir", "is a URL, wanted a folder");
