@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use locdiff_core::config::{Layer, preset};
-use numbers::{U32_MAX, U64_MAX, number};
+use locdiff_core::tables::PartShare;
+use numbers::{U32_MAX, U64_MAX, cell_degrees, number, part_share};
 use toml::Value;
 
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
@@ -190,6 +191,30 @@ pub enum ShardsVerb {
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// Replace DIR if it exists.
+        #[arg(long)]
+        overwrite: bool,
+    },
+    /// Cut a table of photos into parts, such as training and test rows, that share neither a place nor an author.
+    Split {
+        /// Table with coordinates: a CSV or Parquet file, or an N x 2 .npy file.
+        table: PathBuf,
+        /// Folder for the parts. Each part is a file in the format of the table.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// Names of the parts and their shares, which must add up to 1.
+        #[arg(long, value_name = "NAME=SHARE,...", value_delimiter = ',', value_parser = part_share)]
+        #[arg(default_value = "train=0.9,validation=0.05,test=0.05")]
+        parts: Vec<PartShare>,
+        /// Height of the cells whose photos stay together, degrees of latitude. Cells are about as wide as high.
+        #[arg(long, value_name = "DEGREES", default_value_t = 0.1, value_parser = cell_degrees)]
+        cell_degrees: f64,
+        /// Random seed.
+        #[arg(long, value_name = "N", default_value_t = 0, value_parser = number::<u64>(0, U64_MAX))]
+        seed: u64,
+        /// Column that names the author; default: a column `author`, `user`, `userid`, `user_id` or `owner`, if any.
+        #[arg(long, value_name = "NAME")]
+        author_column: Option<String>,
+        /// Replace existing files of parts.
         #[arg(long)]
         overwrite: bool,
     },

@@ -84,6 +84,25 @@ impl Matrix {
         TableError::row(&self.path, row as usize, format!("{named}{reason}"))
     }
 
+    /// A `.npy` file with the rows for which `keep` is true. `keep` has one entry per row.
+    pub(super) fn npy_of_rows(&mut self, keep: &[bool]) -> Result<Vec<u8>, TableError> {
+        let (rows, width) = (keep.iter().filter(|keep| **keep).count(), self.width);
+        let descr = match self.element {
+            Dtype::F16 => "<f2",
+            Dtype::F32 => "<f4",
+            _ => "<f8",
+        };
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {width}), }}");
+        // The header ends with a newline, and spaces before it make its length a multiple of 64 (NEP 1).
+        let padded = (NPY_MAGIC.len() + 4 + header.len() + 1).next_multiple_of(64) - NPY_MAGIC.len() - 4;
+        let mut file = [NPY_MAGIC, &[1, 0], &(padded as u16).to_le_bytes()].concat();
+        file.extend(format!("{header:<0$}\n", padded - 1).as_bytes());
+        let bytes = self.bytes(0, keep.len())?;
+        let rows = bytes.chunks_exact(width * self.element.size()).zip(keep);
+        rows.filter(|(_, keep)| **keep).for_each(|(row, _)| file.extend(row));
+        Ok(file)
+    }
+
     fn bytes(&mut self, first: u64, count: usize) -> Result<Vec<u8>, TableError> {
         let row_bytes = (self.width * self.element.size()) as u64;
         let mut bytes = vec![0; count * row_bytes as usize];

@@ -7,6 +7,8 @@
 //! - `ids`: converts identifiers to text.
 //! - `table`: reads a whole table into memory.
 //! - `matrix`: reads matrices of numbers (`.npy` and safetensors).
+//! - `split`: cuts a table into parts that share neither a place nor an author.
+//! - `select`: copies some rows of a table to a new file.
 //!
 //! Invariant: no row is dropped silently, and no value is clamped. A longitude outside of -180 to 180 is an error (180
 //! is stored as -180, which is the same meridian). An error names the file, and also the row if a single row is
@@ -17,11 +19,15 @@ mod ids;
 mod matrix;
 mod names;
 mod reader;
+mod select;
+mod split;
 mod table;
 
 pub use error::TableError;
 pub use ids::id;
 pub use matrix::Matrix;
-pub use names::{ColumnNames, EMBEDDING_NAMES, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, columns_named};
+pub use names::{AUTHOR_NAMES, ColumnNames, EMBEDDING_NAMES, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, columns_named};
 pub use reader::{TableReader, TableRow};
+pub use select::copy_rows;
+pub use split::{CutTable, PartCounts, PartShare, TableCut};
 pub use table::{Table, read, read_places};

@@ -31,6 +31,9 @@ pub const LATITUDE_NAMES: &[&str] = &["lat", "latitude"];
 /// Accepted names of the longitude column (degrees).
 pub const LONGITUDE_NAMES: &[&str] = &["lon", "lng", "long", "longitude"];
 
+/// Accepted names of the column that names the author of a photo, in order of preference.
+pub const AUTHOR_NAMES: &[&str] = &["author", "user", "userid", "user_id", "owner"];
+
 /// Accepted names of the embedding column of Parquet files that are used as shards, in order of preference.
 pub const EMBEDDING_NAMES: &[&str] = &[
     "embedding",

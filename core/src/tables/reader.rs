@@ -37,6 +37,29 @@ pub struct TableRow {
     pub place: Place,
 }
 
+/// The format of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TableFormat {
+    Csv,
+    Parquet,
+    Npy,
+}
+
+impl TableFormat {
+    /// The extension, in upper or lower case, decides the format: `.parquet` is Parquet, `.npy` is NumPy, and anything
+    /// else is CSV.
+    pub(super) fn of(path: &Path) -> Self {
+        let has_extension = |wanted: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(wanted));
+        if has_extension("npy") {
+            Self::Npy
+        } else if has_extension("parquet") {
+            Self::Parquet
+        } else {
+            Self::Csv
+        }
+    }
+}
+
 /// An open table.
 pub struct TableReader {
     path: PathBuf,
@@ -56,15 +79,14 @@ enum RowSource {
 }
 
 impl TableReader {
-    /// Opens a table. The extension, in upper or lower case, decides the format: `.parquet` is Parquet, `.npy` is
-    /// NumPy, and anything else is CSV. Ids are read only if `with_ids` is true.
+    /// Opens a table. Ids are read only if `with_ids` is true.
     pub fn open(path: &Path, names: ColumnNames<'_>, with_ids: bool) -> Result<Self, TableError> {
-        let has_extension = |wanted: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(wanted));
-        if has_extension("npy") {
+        let format = TableFormat::of(path);
+        if format == TableFormat::Npy {
             return open_npy(path);
         }
         let file = File::open(path).map_err(|error| TableError::io(path, &error))?;
-        if has_extension("parquet") {
+        if format == TableFormat::Parquet {
             return open_parquet(path, file, names, with_ids);
         }
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
@@ -74,6 +96,11 @@ impl TableReader {
         let columns = Columns::find(path, &header, names, with_ids)?;
         let (rows, is_text) = (RowSource::Csv(Box::new(reader.into_records())), vec![false; header.len()]);
         Ok(Self { path: path.to_owned(), header, columns, is_text, rows, next: 0 })
+    }
+
+    /// The names of the columns.
+    pub fn header(&self) -> &[String] {
+        &self.header
     }
 
     /// Whether ids were requested and the table has an id column.
@@ -171,7 +198,7 @@ fn open_parquet(path: &Path, file: File, names: ColumnNames<'_>, with_ids: bool)
     Ok(TableReader { path: path.to_owned(), header, columns, is_text, rows, next: 0 })
 }
 
-fn bad_parquet(path: &Path, error: &dyn std::fmt::Display) -> TableError {
+pub(super) fn bad_parquet(path: &Path, error: &dyn std::fmt::Display) -> TableError {
     TableError::damaged(path, format!("not a complete Parquet file: {error}"))
 }
 

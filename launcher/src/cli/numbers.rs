@@ -1,5 +1,8 @@
 //! Numbers on the command line.
 
+use locdiff_core::geo::CELL_DEGREES_RANGE;
+use locdiff_core::tables::PartShare;
+
 /// Largest number of 32 bits.
 pub(super) const U32_MAX: i128 = u32::MAX as i128;
 /// Largest number of 64 bits.
@@ -20,6 +23,26 @@ pub(super) fn number<T: TryFrom<i128>>(
     }
 }
 
+/// Parses the height of a cell, in degrees.
+pub(super) fn cell_degrees(text: &str) -> Result<f64, String> {
+    let (least, most) = (CELL_DEGREES_RANGE.start(), CELL_DEGREES_RANGE.end());
+    let degrees = text.parse().ok().filter(|degrees| CELL_DEGREES_RANGE.contains(degrees));
+    degrees.ok_or_else(|| format!("wanted a number from {least} to {most}"))
+}
+
+/// Parses the name and the share of a part of a table, such as `test=0.05`. The name becomes the name of a file.
+pub(super) fn part_share(text: &str) -> Result<PartShare, String> {
+    let is_name =
+        |name: &str| !name.is_empty() && name.chars().all(|sign| sign.is_alphanumeric() || "-_".contains(sign));
+    let (name, share) = text
+        .split_once('=')
+        .filter(|(name, _)| is_name(name))
+        .ok_or_else(|| "wanted NAME=SHARE, such as test=0.05, with letters, digits, - and _ in the name".to_owned())?;
+    let share = share.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    let share = share.ok_or_else(|| "wanted a share above 0 and at most 1".to_owned())?;
+    Ok(PartShare { name: name.to_owned(), share })
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -36,6 +59,12 @@ mod tests {
             ("x shards simulate --out x --views 1.5", "'--views <V>': wanted a whole number"),
             ("x shards simulate --out x --rows 0", "'--rows <N>': wanted 1 or above"),
             ("x shards verify x --epochs 1 --world-sizes 1,b", "wanted a whole number"),
+            (
+                "x shards split x --out y --cell-degrees 0",
+                "'--cell-degrees <DEGREES>': wanted a number from 0.001 to 90",
+            ),
+            ("x shards split x --out y --parts train=0.9,../test=0.1", "invalid value '../test=0.1'"),
+            ("x shards split x --out y --parts train=0,test=1", "wanted a share above 0 and at most 1"),
         ] {
             let text = Cli::try_parse_from(line.split(' ')).expect_err("the number is invalid").to_string();
             assert!(text.contains(part), "{line}: {text}");

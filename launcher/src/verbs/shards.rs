@@ -1,4 +1,7 @@
-//! The verbs of `shards`, and `bench shards`. One worker does the work, and this module prints the result.
+//! The verbs of `shards`, and `bench shards`. One worker does the work, and this module prints the result. Only
+//! `shards split` needs no worker.
+
+mod split;
 
 use std::path::PathBuf;
 
@@ -7,6 +10,7 @@ use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
     ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, TypedResult, Verified,
 };
+use locdiff_core::tables::TableCut;
 use serde_json::Value;
 
 use super::locations::require_shards;
@@ -42,6 +46,10 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
                 config: config.shards.clone(),
             })?;
             print_made(&made, output)
+        }
+        ShardsVerb::Split { table, out, parts, cell_degrees, seed, author_column, overwrite } => {
+            let cut = TableCut { parts, cell_degrees, seed, author_column };
+            split::split(&table, &out, &cut, overwrite, output)
         }
         ShardsVerb::Embed { .. } => Err(LaunchError::not_yet("shards embed").into()),
         ShardsVerb::Verify { dir, epochs, world_sizes } => {

@@ -102,3 +102,38 @@ fn wrong_data_is_explained_with_the_way_out() {
     ran.exits_with(ExitCode::BadData)
         .stderr_has("latitude 91, wanted -90 to 90; set shards.on_bad_rows = \"skip\" to leave out such rows");
 }
+
+#[test]
+fn table_is_split_without_a_worker_and_existing_parts_are_kept() {
+    let stage = Stage::new(Worker::None);
+    let line = |row: usize| format!("{row},{}.5,{}.5,someone-{}\n", row / 20, row % 20, row / 2);
+    let table: String = (0..1000).map(line).collect();
+    std::fs::write(stage.path().join("photos.csv"), format!("id,lat,lon,owner\n{table}"))
+        .expect("the folder is writable");
+    let split = |more: &str| stage.run(&format!("--json shards split photos.csv --out parts {more}"));
+    let ran = split("--parts train=0.7,test=0.3 --seed 5");
+    ran.exits_with(ExitCode::Success)
+        .stderr_has("parts/train.csv: ")
+        .stderr_has("because their author (column `owner`)");
+    let json = ran.json();
+    let count = |part: usize| json["parts"][part]["rows"].as_u64().expect("a part has a number of rows") as usize;
+    assert_eq!(count(0) + count(1) + json["dropped"].as_u64().expect("a number") as usize, 1000);
+    let text = std::fs::read_to_string(stage.path().join("parts/test.csv")).expect("the part was written");
+    assert_eq!(text.lines().count(), count(1) + 1);
+    assert!(text.lines().skip(1).all(|line| table.contains(&format!("{line}\n"))), "{text}");
+    split("--parts train=0.7,test=0.3")
+        .exits_with(ExitCode::Exists)
+        .stderr_has("parts/train.csv exists; use --overwrite");
+    split("--parts train=0.7,test=0.3 --seed 6 --overwrite").exits_with(ExitCode::Success);
+    assert_ne!(std::fs::read_to_string(stage.path().join("parts/test.csv")).expect("the part was written"), text);
+    for (more, code, part) in [
+        ("--parts train=0.7,test=0.2", ExitCode::Usage, "--parts: the shares add up to 0.9000, wanted 1"),
+        ("--parts train=0.5,train=0.5", ExitCode::Usage, "--parts: `train` is given twice"),
+        ("--overwrite --author-column user", ExitCode::BadData, "no column `user` for the author; found: id, lat, lon"),
+    ] {
+        split(more).exits_with(code).stderr_has(part);
+    }
+    stage.run("shards split nothing.csv --out parts").exits_with(ExitCode::Io).stderr_has("no file at nothing.csv");
+    let names: Vec<_> = std::fs::read_dir(stage.path().join("parts")).expect("the folder exists").flatten().collect();
+    assert_eq!(names.len(), 2, "a temporary file is left: {names:?}");
+}
