@@ -18,8 +18,9 @@ use serde::Serialize;
 
 use crate::config::{HybridMode, RetrievalConfig};
 use crate::exit_code::{ExitCode, HasExitCode};
-use crate::geo::{Place, UnitVector, cell_of};
+use crate::geo::{UnitVector, cell_of};
 use crate::protocol::TuningErrors;
+use crate::random::splitmix;
 
 /// Height of a cell, in degrees of latitude.
 const CELL_DEGREES: f64 = 5.0;
@@ -133,11 +134,8 @@ pub struct Choice {
 
 /// The fold of a place. Places in the same cell share a fold.
 pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
-    // The finaliser of SplitMix64 spreads adjacent cells over the folds.
-    let mut hash = cell_of(Place::from(place), CELL_DEGREES);
-    hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((hash ^ hash >> 31) % u64::from(folds.max(1))) as u32
+    // The hash spreads adjacent cells over the folds.
+    (splitmix(cell_of(place.into(), CELL_DEGREES)) % u64::from(folds.max(1))) as u32
 }
 
 /// Number of answers within each threshold, for every predictor. The predictors are LocDiff, retrieval alone, and

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use locdiff_core::config::{Layer, preset};
+use locdiff_core::protocol::SimulatedWorld;
 use locdiff_core::tables::PartShare;
 use numbers::{U32_MAX, U64_MAX, cell_degrees, number, part_share};
 use toml::Value;
@@ -160,6 +161,10 @@ pub struct EvalRequest {
 pub enum ShardsVerb {
     /// Simulate embeddings of photos at real places.
     Simulate {
+        /// Rule by which photos are simulated: 1, which favours trained models, or 2, in which GeoCLIP with a trained
+        /// head is about as accurate as on real photos.
+        #[arg(long, value_name = "1|2", default_value_t = SimulatedWorld::One)]
+        world: SimulatedWorld,
         /// Number of photos; default: one per place.
         #[arg(long, value_name = "N", value_parser = number::<u64>(1, U64_MAX))]
         rows: Option<u64>,

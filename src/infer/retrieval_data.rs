@@ -40,6 +40,7 @@ pub fn data_facts(
     let image_head = match dataset.origin().map(|origin| origin.image_head) {
         Some(ImageHead::Geoclip) => DataHead::Geoclip,
         Some(ImageHead::Linear) => DataHead::Linear,
+        Some(ImageHead::Trained) => DataHead::Trained,
         Some(ImageHead::None) | None => DataHead::Unknown,
     };
     // The root mean square length of the embeddings, from the means and standard deviations in the manifest.

@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
 use crate::native::host::pinned_bytes;
-use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
+use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 
 /// Images per block on the CPU, and in the quick evaluation of a training run.
 pub const BLOCK_IMAGES: usize = 64;
@@ -144,7 +144,7 @@ impl ImageRows {
 
     /// Whether the photos are simulated.
     pub fn is_simulated(&self) -> bool {
-        self.dataset.origin().is_some_and(|origin| origin.image_head == ImageHead::Linear)
+        self.dataset.origin().is_some_and(|origin| origin.image_head.is_of_simulated())
     }
 
     /// The rows that worker `rank` of `world` workers locates. Workers get whole blocks, and the blocks are distributed

@@ -29,8 +29,10 @@ const PLACE_RANK_MAX: f64 = 0.25;
 pub enum DataHead {
     /// GeoCLIP's image head, for embeddings that are CLIP features.
     Geoclip,
-    /// The linear head, for embeddings of simulated photos.
+    /// The linear head, for embeddings of photos simulated in world 1.
     Linear,
+    /// Only a head that was trained on such embeddings, for photos simulated in world 2.
+    Trained,
     /// The data has no manifest, or the manifest names no head.
     Unknown,
 }
@@ -70,6 +72,10 @@ impl DataFacts {
             _ if width != FEATURE_WIDTH => {
                 let reason = format!("the embeddings have {width} numbers, and GeoCLIP's have {FEATURE_WIDTH}");
                 (RetrievalHead::Knn, reason)
+            }
+            DataHead::Trained => {
+                let reason = "the photos are simulated in world 2, which has no image head of its own";
+                (RetrievalHead::Knn, reason.to_owned())
             }
             _ if !has_geoclip => {
                 let reason = "there are no GeoCLIP weights; `locdiff-launch geoclip import` fetches them";
@@ -120,6 +126,10 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
                 format!("its embeddings have width {got}, but trained heads take width {FEATURE_WIDTH}; {knn}"),
             )
         }
+        (RetrievalHead::Geoclip | RetrievalHead::Linear, DataHead::Trained) => refuse(
+            head.name(),
+            format!("its photos are simulated in world 2, whose embeddings only a trained head can use; {knn}"),
+        ),
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",
             "its photos are simulated, but GeoCLIP's image head takes only CLIP features; set \

@@ -1,13 +1,19 @@
 //! Makes simulated data sets: shards with the embeddings of simulated photos.
 //!
-//! In reading order: `world` (decides what each photo shows, without I/O), `options`, `encoder` (computes the
+//! In reading order: `photo` (a photo, and the trait of a world), `world1` and `world2` (decide what each photo shows,
+//! without I/O), `look_map` (maps what a photo shows to the stored embedding), `options`, `encoder` (computes the
 //! embeddings of photos), `simulation` (writes a folder of shards).
 
 mod encoder;
+mod look_map;
 mod options;
+mod photo;
 mod simulation;
-mod world;
+mod world1;
+mod world2;
 
 pub use options::Simulation;
+pub use photo::{Photo, Source};
 pub use simulation::simulate;
-pub use world::{BLOCK_PHOTOS, Candidates, Photo, Source, World};
+pub use world1::{BLOCK_PHOTOS, Candidates, World1};
+pub use world2::World2;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use locdiff_core::protocol::SimulatedWorld;
 use tch::Device;
 
 /// Options of [`simulate`](super::simulate).
@@ -9,7 +10,9 @@ use tch::Device;
 pub struct Simulation {
     /// Number of photos. `None` means one photo per place.
     pub rows: Option<u64>,
-    /// Seed of all random numbers, except those of the projection matrix Q ([`crate::shards::projection`]).
+    /// The world in which the photos are taken.
+    pub world: SimulatedWorld,
+    /// Seed of all random numbers, except those of the map from looks to stored embeddings.
     pub seed: u64,
     /// Views per photo.
     pub views: u32,

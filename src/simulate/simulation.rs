@@ -1,8 +1,8 @@
 //! `shards simulate`: writes embeddings of simulated photos at real places. The photos are about as hard to locate as
 //! real photos.
 //!
-//! [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
-//! multiplies the mix by the projection matrix Q. This module writes the shards.
+//! A [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
+//! maps the mix to the stored embedding. This module writes the shards.
 //!
 //! The output depends on the seed, the places, GeoCLIP's weights and the kind of device. It does not depend on the
 //! chunk size or the number of threads, because embeddings and matrix products are computed in tiles of a fixed size
@@ -11,46 +11,51 @@
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
+use locdiff_core::protocol::SimulatedWorld;
 use locdiff_core::tables;
 
 use super::encoder::{PhotoEncoder, ProgressLog};
 use super::options::Simulation;
-use super::world::World;
+use super::photo::World;
+use super::world1::World1;
+use super::world2::{MAP_SEED, World2};
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
-use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
+use crate::shards::{Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
 
 /// Default size of a chunk of photos, counted in views (one embedding each). The embeddings of a chunk take 25 MB.
 /// Intermediate results take up to 200 MB, depending on how many of the places that the photos look like are not in the
 /// gallery.
 const CHUNK_VIEWS: usize = 16_384;
-/// Largest accepted value of `--views`. A larger number is probably a mistake.
-const VIEWS_MAX: u32 = 256;
 
 /// Writes a folder of simulated shards and returns its manifest.
 pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsError> {
-    if !(1..=VIEWS_MAX).contains(&simulation.views) {
-        return Err(ShardsError::Argument(format!("--views is {}, wanted 1 to {VIEWS_MAX}", simulation.views)));
-    }
     if simulation.rows == Some(0) {
         return Err(ShardsError::Argument("--rows is 0, wanted at least 1".to_owned()));
     }
     let places = simulation.coordinates.as_deref().map(tables::read_places).transpose()?;
     let geoclip = Geoclip::open(&simulation.geoclip)?;
+    let world: Box<dyn World> = match simulation.world {
+        SimulatedWorld::One => Box::new(World1::new(simulation.seed, geoclip.places(), places.as_deref())),
+        SimulatedWorld::Two => Box::new(World2::new(simulation.seed, geoclip.places(), places.as_deref())),
+    };
+    if !(1..=world.views_max()).contains(&simulation.views) {
+        let (views, max, world) = (simulation.views, world.views_max(), simulation.world);
+        return Err(ShardsError::Argument(format!("--views is {views}, wanted 1 to {max} in world {world}")));
+    }
     let spots = places.as_ref().map_or(geoclip.places().len(), Vec::len) as u64;
     let rows = simulation.rows.unwrap_or(spots);
     let options = WriterOptions {
         overwrite: simulation.overwrite,
-        ..WriterOptions::new(FEATURE_WIDTH as u32, simulation.views, source(simulation), ImageHead::Linear)
+        ..WriterOptions::new(FEATURE_WIDTH as u32, simulation.views, source(simulation), world.image_head())
     };
     let writer = ShardWriter::create(out, options)?;
-    let mut encoder = PhotoEncoder::new(simulation, &geoclip, rows)?;
-    let world = World::new(simulation.seed, geoclip.places(), places.as_deref());
+    let mut encoder = PhotoEncoder::new(simulation, &geoclip, world.as_ref(), rows)?;
     let chunk = simulation.chunk_rows.unwrap_or(CHUNK_VIEWS / simulation.views as usize).max(1) as u64;
     let starts = (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
     let mut progress = ProgressLog::new("photos", rows);
     let shots = starts.map(|first| {
         let end = rows.min(first + chunk);
-        let shot = encoder.encode(&world, first..end);
+        let shot = encoder.encode(first..end);
         progress.report(end);
         shot
     });
@@ -89,5 +94,13 @@ fn source(simulation: &Simulation) -> String {
     let places = simulation.coordinates.as_ref().and_then(|path| path.file_name());
     let places = places.map_or_else(|| "GeoCLIP's gallery".into(), |name| name.to_string_lossy());
     let device = if simulation.device.is_cuda() { "cuda" } else { "cpu" };
-    format!("simulated: seed {}, places of {places}, projection seed {PROJECTION_SEED}, on {device}", simulation.seed)
+    let seed = simulation.seed;
+    match simulation.world {
+        SimulatedWorld::One => {
+            format!("simulated: seed {seed}, places of {places}, projection seed {PROJECTION_SEED}, on {device}")
+        }
+        SimulatedWorld::Two => {
+            format!("simulated: world 2, seed {seed}, places of {places}, map seed {MAP_SEED}, on {device}")
+        }
+    }
 }

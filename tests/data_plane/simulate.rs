@@ -1,13 +1,16 @@
 //! `shards simulate` with GeoCLIP's real weights. The tests check that the bytes are reproducible, that the simulated
 //! photos have the specified statistics, and that coordinate files are read.
 
+mod world2;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, GalleryEmbeddings, Geoclip};
 use locdiff::shards::{Manifest, PROJECTION_SEED, ShardsError, projection};
-use locdiff::simulate::{Photo, Simulation, Source, World, simulate};
+use locdiff::simulate::{Photo, Simulation, Source, World1, simulate};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::protocol::SimulatedWorld;
 use tch::{Device, Kind, Tensor};
 
 use crate::geoclip::support::folder;
@@ -15,6 +18,7 @@ use crate::shards::read_back::read_views;
 
 fn simulation(rows: u64) -> Simulation {
     Simulation {
+        world: SimulatedWorld::One,
         rows: Some(rows),
         seed: 7,
         views: 1,
@@ -110,12 +114,12 @@ fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
 
 /// Asserts that scales fall into bins with the specified probabilities and are log-uniform within a bin. Each count may
 /// differ from its expected value by up to four standard deviations.
-fn assert_scale_statistics(photos: &[Photo]) {
+fn assert_scale_statistics(photos: &[Photo], probabilities: [f64; 6]) {
     let edges_km = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0_f64];
     let draws = photos.len() as f64;
     let within =
         |low: f64, high: f64| photos.iter().filter(|photo| (low..high).contains(&photo.scale_km)).count() as f64;
-    for (bin, probability) in [0.06, 0.10, 0.16, 0.24, 0.22, 0.22].into_iter().enumerate() {
+    for (bin, probability) in probabilities.into_iter().enumerate() {
         let (low, high) = (edges_km[bin], edges_km[bin + 1]);
         let near = |count: f64, probability: f64| {
             let deviation = (draws * probability * (1.0 - probability)).sqrt();
@@ -153,12 +157,12 @@ fn assert_displacement_statistics(photos: &[Photo]) {
 #[test]
 fn simulated_world_has_the_specified_statistics() {
     let geoclip = Geoclip::open(&folder()).expect("the folder has GeoCLIP weights");
-    let world = World::new(7, geoclip.places(), None);
+    let world = World1::new(7, geoclip.places(), None);
     let draws = 20_000_u64;
     let candidates = world.candidates(0).expect("the index is in range");
     let photos: Vec<_> =
         (0..draws).map(|index| world.photo(index, &candidates).expect("the index is in range")).collect();
-    assert_scale_statistics(&photos);
+    assert_scale_statistics(&photos, [0.06, 0.10, 0.16, 0.24, 0.22, 0.22]);
     let weight = |power: i32| photos.iter().map(|photo| photo.weights[2].powi(power)).sum::<f64>() / draws as f64;
     // Each of the five weights, drawn from Dirichlet(1, 1, 1, 1, 1), has mean 1/5 and mean square 1/15.
     assert!(
@@ -171,7 +175,7 @@ fn simulated_world_has_the_specified_statistics() {
     let mut farthest = 0.0;
     for photo in &photos {
         assert!((photo.weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
-        for (number, source) in photo.sources.into_iter().enumerate() {
+        for (number, source) in photo.sources.iter().copied().enumerate() {
             let (place, reach) = match source {
                 Source::Gallery(index) => (geoclip.places()[index], 1.6),
                 Source::Place(place) => (place, 1.2),
@@ -192,7 +196,7 @@ fn simulated_world_has_the_specified_statistics() {
     assert!((1e-6..=1.0).contains(&first.place.distance(second.place).0));
     // With a coordinate file, every photo lies exactly on a place of the file.
     let list = &geoclip.places()[..3];
-    let listed = World::new(7, geoclip.places(), Some(list));
+    let listed = World1::new(7, geoclip.places(), Some(list));
     let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("the index is in range"));
     assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 

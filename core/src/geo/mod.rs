@@ -1,4 +1,4 @@
-//! Points on a spherical Earth: coordinates, unit vectors, distances, grids and nearest neighbours.
+//! Points on a spherical Earth: coordinates, unit vectors, distances, cells, grids and nearest neighbours.
 //!
 //! The code is pure: it has no I/O and no random numbers. Coordinates are validated when a [`Place`] is constructed,
 //! and vectors when a [`UnitVector`] is constructed. The latitude of a `Place` always lies in [-90, 90] and its

@@ -15,6 +15,8 @@ use crate::files::Written;
 pub enum ShardsJob {
     /// Simulate embeddings of photos at real locations.
     Simulate {
+        /// The world in which the photos are taken.
+        world: SimulatedWorld,
         /// Number of photos; `None`: one photo per location.
         rows: Option<u64>,
         /// Seed of all random numbers.
@@ -101,6 +103,37 @@ impl ShardsJob {
             Self::Bench { .. } => "bench shards",
             Self::GeoclipImport { .. } => "geoclip import",
             Self::Truth { .. } => "eval --predictions (truth)",
+        }
+    }
+}
+
+/// The rule by which photos are simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SimulatedWorld {
+    /// World 1: a photo looks like its own place and four others; the embeddings are a linear projection.
+    One,
+    /// World 2: a photo looks like places near its own place; only a trained head can use the embeddings.
+    Two,
+}
+
+impl std::fmt::Display for SimulatedWorld {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::One => "1",
+            Self::Two => "2",
+        })
+    }
+}
+
+impl std::str::FromStr for SimulatedWorld {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "1" => Ok(Self::One),
+            "2" => Ok(Self::Two),
+            _ => Err("wanted 1 or 2"),
         }
     }
 }
@@ -216,11 +249,20 @@ pub struct ReplayedSize {
 pub enum ImageHead {
     /// GeoCLIP's image head.
     Geoclip,
-    /// The linear head for simulated embeddings. It maps them back to GeoCLIP's space with the transpose of the
-    /// projection that made them.
+    /// The linear head for simulated embeddings of world 1. It maps them back to GeoCLIP's space with the transpose of
+    /// the projection that made them.
     Linear,
+    /// Only a head that was trained on such embeddings: they are simulated embeddings of world 2.
+    Trained,
     /// Unknown.
     None,
+}
+
+impl ImageHead {
+    /// Whether only simulated embeddings use this head.
+    pub fn is_of_simulated(self) -> bool {
+        matches!(self, Self::Linear | Self::Trained)
+    }
 }
 
 /// Mean and standard deviation of every dimension of the embeddings, computed from view 0 of each row.

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use locdiff_core::config;
+use locdiff_core::protocol::SimulatedWorld;
 use serde_json::{Value, json};
 
 use super::{geoclip, shards, train};
@@ -48,6 +49,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         }
         output.print(&format!("simulating {rows} photos in {out} ..."));
         let verb = ShardsVerb::Simulate {
+            world: SimulatedWorld::One,
             rows: Some(rows),
             seed,
             out: out.into(),

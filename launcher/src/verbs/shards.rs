@@ -25,12 +25,12 @@ use crate::terminal::{width, wrapped};
 /// Runs `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb.clone() {
-        ShardsVerb::Simulate { rows, seed, out, views, coordinates, overwrite } => {
+        ShardsVerb::Simulate { world, rows, seed, out, views, coordinates, overwrite } => {
             coordinates.iter().try_for_each(|file| require_file("--coordinates", file))?;
             require_new("--out", &out, overwrite)?;
             let made = run_one(global, |config| {
                 let geoclip = config.retrieval.geoclip.clone().into();
-                ShardsJob::Simulate { rows, seed, out, views, coordinates, geoclip, overwrite }
+                ShardsJob::Simulate { world, rows, seed, out, views, coordinates, geoclip, overwrite }
             })?;
             print_made(&made, output)
         }
@@ -138,6 +138,7 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     let image_head = match found.image_head {
         Some(ImageHead::Geoclip) => "geoclip",
         Some(ImageHead::Linear) => "linear",
+        Some(ImageHead::Trained) => "trained",
         Some(ImageHead::None) | None => "unknown",
     };
     let columns: Vec<String> = found.columns.iter().map(|(what, name)| format!("{what} = {name}")).collect();

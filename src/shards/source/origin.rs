@@ -17,8 +17,8 @@ use crate::shards::format::{ImageHead, MANIFEST_NAME, Manifest};
 pub struct Origin {
     /// Description of the source.
     pub source: String,
-    /// The retrieval head that can use the embeddings. `Linear` if any file is simulated, and `None` if the head is
-    /// unknown or differs between files.
+    /// The retrieval head that can use the embeddings. If any file is simulated, the head of the first such file.
+    /// Otherwise, `None` if the head is unknown or differs between files.
     pub image_head: ImageHead,
 }
 
@@ -36,15 +36,12 @@ impl Origin {
         let mut found: Vec<&Self> = origins.iter().flatten().collect();
         found.dedup();
         let first = found.first()?.image_head;
-        // A file whose head is `Linear` is simulated. If there is any such file, all data counts as simulated.
-        // Otherwise, the head is known only if it is the same for all files.
+        // If any file is simulated, all data counts as simulated. Otherwise, the head is known only if it is the same
+        // for all files.
         let is_head_of_all =
             origins.iter().all(|origin| origin.as_ref().is_some_and(|origin| origin.image_head == first));
-        let image_head = match found.iter().any(|origin| origin.image_head == ImageHead::Linear) {
-            true => ImageHead::Linear,
-            false if is_head_of_all => first,
-            false => ImageHead::None,
-        };
+        let simulated = found.iter().map(|origin| origin.image_head).find(|head| head.is_of_simulated());
+        let image_head = simulated.unwrap_or(if is_head_of_all { first } else { ImageHead::None });
         let mut sources: Vec<&str> = found.iter().map(|origin| origin.source.as_str()).collect();
         sources.sort_unstable();
         sources.dedup();

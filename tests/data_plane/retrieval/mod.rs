@@ -230,6 +230,8 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
     assert!(fits(Knn, &facts(5, DataHead::Unknown, None)));
     for (head, facts, message) in [
         (Geoclip, facts(768, DataHead::Linear, None), "photos are simulated"),
+        (Geoclip, facts(768, DataHead::Trained, None), "simulated in world 2"),
+        (Linear, facts(768, DataHead::Trained, None), "retrieval.head = \"knn\""),
         (Geoclip, facts(512, DataHead::Unknown, None), "width 512, but GeoCLIP's image head takes width 768"),
         (Geoclip, facts(768, DataHead::Unknown, Some(1.001)), "mean length 1.001"),
         (Linear, facts(768, DataHead::Geoclip, None), "manifest says that the embeddings are CLIP features"),
@@ -247,6 +249,8 @@ fn automatic_head_fits_the_data_and_the_reason_is_given() {
     use RetrievalHead::{Geoclip, Knn, Linear};
     for (width, image_head, mean_length, place_rank, has_geoclip, want, reason) in [
         (768, DataHead::Linear, 1.0, None, true, Linear, "simulated"),
+        (768, DataHead::Trained, 1.0, None, true, Knn, "world 2"),
+        (768, DataHead::Trained, 14.0, None, false, Knn, "world 2"),
         (768, DataHead::Geoclip, 14.0, None, true, Geoclip, "manifest"),
         (768, DataHead::Unknown, 14.0, Some(0.04), true, Geoclip, "GeoCLIP recognises the places"),
         (768, DataHead::Unknown, 14.0, Some(0.48), true, Knn, "ranks the true place at 48 % on average"),

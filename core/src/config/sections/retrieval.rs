@@ -11,12 +11,12 @@ use crate::config::errors::Checker;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RetrievalHead {
-    /// If `run` is set: "trained". Otherwise, if GeoCLIP's weights exist: "linear" for simulated photos, "geoclip" for photos whose places GeoCLIP recognises.
-    /// In all other cases: "knn".
+    /// If `run` is set: "trained". Otherwise, if GeoCLIP's weights exist: "linear" for photos simulated in world 1,
+    /// "geoclip" for photos whose places GeoCLIP recognises. In all other cases: "knn".
     Auto,
     /// GeoCLIP's image head, for CLIP ViT-L/14 features.
     Geoclip,
-    /// The transpose of the projection that made the embeddings, for simulated shards.
+    /// The transpose of the projection that made the embeddings, for photos simulated in world 1.
     Linear,
     /// Nearest neighbours among the training photos, for embeddings of any other kind.
     Knn,

@@ -1,5 +1,5 @@
-//! A simulated world in the style of MP16. What a photo shows depends only on the seed, the index of the photo, the
-//! gallery and the places where photos are taken.
+//! World 1: simulated photos in the style of MP16. They favour trained models, because the exact place of a photo is
+//! among the places that it looks like.
 //!
 //! A photo looks like five places: the place where it was taken and four look-alikes. Each photo has a scale r, and its
 //! look-alikes are at most 1.6 r away from it. All random numbers come from [`Stream::Simulation`]:
@@ -15,17 +15,23 @@
 //! nearest to it if that candidate is close enough to the photo. A block is a fixed range of photo indices, so the
 //! result does not depend on the chunk size or the number of threads.
 
+use std::ops::Range;
+
 use locdiff_core::geo::{Degrees, Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
+use tch::Device;
 
+use super::look_map::LookMap;
+use super::photo::{
+    JITTER_KM, Photo, Source, World, dirichlet, displaced, draw_photos, length, mixed, scale_km, view_weights,
+};
 use crate::geoclip::EMBEDDING_WIDTH;
+use crate::shards::{ImageHead, PROJECTION_SEED, ShardsError, projection};
 
-/// Edges of the bins from which the scale of a photo is drawn, in km.
-const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0];
-/// Probability of each bin. Within a bin the logarithm of the scale is uniform.
+/// Probability of each bin of the scale.
 const SCALE_PROBABILITIES: [f64; 6] = [0.06, 0.10, 0.16, 0.24, 0.22, 0.22];
 /// Number of places that a photo looks like, including the place where it was taken.
-pub(super) const SOURCES: usize = 5;
+const SOURCES: usize = 5;
 /// Number of photos in a block. All photos of a block use the same random gallery points.
 pub const BLOCK_PHOTOS: u64 = 4096;
 
@@ -37,56 +43,33 @@ const DISPLACEMENT: f64 = 1.2;
 /// A look-alike is moved to the nearest candidate only if that candidate is within this distance of the photo, in units
 /// of the photo's scale.
 const SNAP: f64 = 1.6;
-/// Largest distance of a photo from its gallery point, in km, if photos are taken at gallery points. The first photo of
-/// each gallery point is taken exactly there. Only later photos are displaced.
-const JITTER_KM: f64 = 1.0;
 /// Length of the noise vector added to an embedding of unit length.
 const NOISE: f64 = 0.8;
 /// In view 1 and later views, the weights are a mixture of the photo's weights and weights drawn for the view. This
 /// constant is the share of the weights drawn for the view.
 const VIEW_SHARE: f64 = 0.2;
+/// Largest number of views. A larger number is probably a mistake.
+const VIEWS_MAX: u32 = 256;
 
 const STEP_PHOTO: u64 = 0;
 const STEP_CANDIDATES: u64 = 1;
 const STEP_VIEWS: u64 = 2;
 const PHOTO_WORDS: usize = 17;
 
-/// One of the places whose embeddings are mixed into the embedding of a photo.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Source {
-    /// A gallery point, by index.
-    Gallery(usize),
-    /// A place given by its coordinates.
-    Place(Place),
-}
-
-/// A simulated photo before it is embedded: its place, and its sources (the places that it looks like).
-#[derive(Debug, Clone, PartialEq)]
-pub struct Photo {
-    /// The place where the photo was taken.
-    pub place: Place,
-    /// The scale of the distances to the look-alikes, in km.
-    pub scale_km: f64,
-    /// The places whose embeddings are mixed: first the photo's own place, then the look-alikes.
-    pub sources: [Source; SOURCES],
-    /// Weight of each source. The weights sum to 1.
-    pub weights: [f64; SOURCES],
-}
-
 /// The gallery points that are candidates for the look-alikes of a block of photos, sorted from south to north.
 #[derive(Debug)]
 pub struct Candidates(Vec<(f64, UnitVector, usize)>);
 
-/// A simulated world: the seed, the gallery, and the places where photos are taken.
+/// World 1: the seed, the gallery, and the places where photos are taken.
 #[derive(Debug, Clone, Copy)]
-pub struct World<'a> {
+pub struct World1<'a> {
     philox: Philox,
     gallery: &'a [Place],
     /// The places where photos are taken. `None` means the gallery points.
     places: Option<&'a [Place]>,
 }
 
-impl<'a> World<'a> {
+impl<'a> World1<'a> {
     /// Creates the world for a seed. Photos are taken at `places` in order, or at the gallery points if `places` is
     /// `None`. After the last place, the photos start again at the first place.
     pub fn new(seed: u64, gallery: &'a [Place], places: Option<&'a [Place]>) -> Self {
@@ -122,15 +105,15 @@ impl<'a> World<'a> {
             Some(places) => (places[spot], Source::Place(places[spot])),
             None if index < spots => (self.gallery[spot], Source::Gallery(spot)),
             None => {
-                let place = displaced(self.gallery[spot], JITTER_KM, uniform[2], uniform[3]).into();
+                let place = displaced_within(self.gallery[spot], JITTER_KM, uniform[2], uniform[3]).into();
                 (place, Source::Place(place))
             }
         };
-        let scale_km = scale_km(uniform[0], uniform[1]);
+        let scale_km = scale_km(&SCALE_PROBABILITIES, uniform[0], uniform[1]);
         let here = UnitVector::from(place);
-        let mut sources = [own; SOURCES];
+        let mut sources = vec![own; SOURCES];
         for (source, pair) in sources[1..].iter_mut().zip(uniform[4..12].chunks_exact(2)) {
-            let there = displaced(place, DISPLACEMENT * scale_km, pair[0], pair[1]);
+            let there = displaced_within(place, DISPLACEMENT * scale_km, pair[0], pair[1]);
             *source = match candidates.nearest(there) {
                 Some((vector, index)) if here.distance(vector).0 <= SNAP * scale_km => Source::Gallery(index),
                 _ => Source::Place(there.into()),
@@ -139,41 +122,59 @@ impl<'a> World<'a> {
         Ok(Photo { place, scale_km, sources, weights: dirichlet(&uniform[12..]) })
     }
 
-    /// Computes the embedding of one view of photo number `index` and writes it to `out`. The embedding is a unit
-    /// vector in GeoCLIP's space. `embedding(n)` must return the embedding of the photo's source n.
-    pub fn embed_view<'e>(
+    fn draw(&self, step: u64, sample: u64, elements: usize) -> Draw {
+        Draw { stream: Stream::Simulation, step, first_sample: sample, elements }
+    }
+}
+
+impl World for World1<'_> {
+    fn photos(&self, range: Range<u64>, threads: usize) -> Result<Vec<Photo>, RangeError> {
+        let first_block = range.start / BLOCK_PHOTOS;
+        let blocks = (first_block..=(range.end - 1) / BLOCK_PHOTOS).map(|block| self.candidates(block));
+        let candidates: Vec<Candidates> = blocks.collect::<Result<_, _>>()?;
+        draw_photos(range, threads, |index| {
+            self.photo(index, &candidates[(index / BLOCK_PHOTOS - first_block) as usize])
+        })
+    }
+
+    /// The look is a unit vector in GeoCLIP's space.
+    fn look(
         &self,
         index: u64,
         photo: &Photo,
         view: u32,
-        embedding: impl Fn(usize) -> &'e [f32],
+        embeddings: &[&[f32]],
         out: &mut [f32],
     ) -> Result<(), RangeError> {
         let step = STEP_VIEWS + 2 * u64::from(view);
-        let mut weights = photo.weights;
+        let mut weights = photo.weights.clone();
         if view > 0 {
             let mut words = [0; SOURCES];
             self.philox.fill_bits(self.draw(step + 1, index, SOURCES), &mut words)?;
-            let fresh = dirichlet(&words.map(uniform));
-            weights = std::array::from_fn(|source| (1.0 - VIEW_SHARE) * weights[source] + VIEW_SHARE * fresh[source]);
+            weights = view_weights(photo, &dirichlet(&words.map(uniform)), VIEW_SHARE);
         }
         let mut noise = [0.0_f32; EMBEDDING_WIDTH];
         self.philox.fill_normal(self.draw(step, index, EMBEDDING_WIDTH), &mut noise)?;
-        let mut sum = [0.0_f64; EMBEDDING_WIDTH];
-        for (source, weight) in weights.iter().enumerate() {
-            sum.iter_mut().zip(embedding(source)).for_each(|(sum, value)| *sum += weight * f64::from(*value));
-        }
-        let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
         let noise = noise.map(f64::from);
-        let (signal, strength) = (1.0 / length(&sum), NOISE / length(&noise));
-        sum.iter_mut().zip(&noise).for_each(|(sum, noise)| *sum = *sum * signal + noise * strength);
+        let mut sum = mixed(&weights, embeddings);
+        let strength = NOISE / length(&noise);
+        sum.iter_mut().zip(&noise).for_each(|(sum, noise)| *sum += noise * strength);
         let whole = 1.0 / length(&sum);
         out.iter_mut().zip(&sum).for_each(|(out, value)| *out = (value * whole) as f32);
         Ok(())
     }
 
-    fn draw(&self, step: u64, sample: u64, elements: usize) -> Draw {
-        Draw { stream: Stream::Simulation, step, first_sample: sample, elements }
+    fn look_map(&self, device: Device) -> Result<LookMap, ShardsError> {
+        let weight_le = projection(PROJECTION_SEED)?.f_tr()?.f_contiguous()?.f_to_device(device)?;
+        Ok(LookMap::Linear { weight_le })
+    }
+
+    fn image_head(&self) -> ImageHead {
+        ImageHead::Linear
+    }
+
+    fn views_max(&self) -> u32 {
+        VIEWS_MAX
     }
 }
 
@@ -217,29 +218,8 @@ fn uniform(word: u32) -> f64 {
 
 /// A random point in the disc of the given radius around a place. `distance` and `bearing` are random numbers, uniform
 /// between 0 and 1. The point is uniform by area if the disc is small enough to count as flat.
-fn displaced(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
-    let moved = UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()));
-    moved.expect("bearing and distance are finite, because all their factors are finite")
-}
-
-fn scale_km(bin: f64, within: f64) -> f64 {
-    let mut sum = 0.0;
-    let last = SCALE_PROBABILITIES.len() - 1;
-    let bin = SCALE_PROBABILITIES[..last].iter().take_while(|probability| {
-        sum += **probability;
-        bin >= sum
-    });
-    let bin = bin.count();
-    let (low, high) = (SCALE_EDGES_KM[bin].ln(), SCALE_EDGES_KM[bin + 1].ln());
-    (low + within * (high - low)).exp()
-}
-
-/// Random weights with sum 1, from the distribution Dirichlet(1, ..., 1): exponential random numbers divided by their
-/// sum.
-fn dirichlet(uniform: &[f64]) -> [f64; SOURCES] {
-    let exponentials: [f64; SOURCES] = std::array::from_fn(|index| -uniform[index].ln());
-    let sum: f64 = exponentials.iter().sum();
-    exponentials.map(|value| value / sum)
+fn displaced_within(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
+    displaced(place.into(), Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()))
 }
 
 #[cfg(test)]
@@ -253,7 +233,7 @@ mod tests {
         // A spiral from pole to pole over the eastern longitudes, and a cluster whose points differ in longitude only.
         let spiral = (0..3000).map(|n| place(-90.0 + 0.06 * f64::from(n), (f64::from(n) * 137.5) % 180.0));
         let gallery: Vec<Place> = spiral.chain((0..50).map(|n| place(48.2, 16.3 + 0.001 * f64::from(n)))).collect();
-        let candidates = World::new(1, &gallery, None).candidates(3).expect("block 3 is in range");
+        let candidates = World1::new(1, &gallery, None).candidates(3).expect("block 3 is in range");
         assert!(candidates.0.len() > 2000, "only {} candidates were drawn, wanted more than 2000", candidates.0.len());
         for (latitude, longitude) in
             [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.32), (-40.0, -150.0), (35.0, 139.0), (48.3, -16.0)]
