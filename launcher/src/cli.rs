@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use locdiff_core::config::{Layer, preset};
-use locdiff_core::protocol::SimulatedWorld;
+use locdiff_core::geo::CELL_DEGREES_RANGE;
+use locdiff_core::protocol::{CellPart, SimulatedWorld};
 use locdiff_core::tables::PartShare;
-use numbers::{U32_MAX, U64_MAX, cell_degrees, number, part_share};
+use numbers::{U32_MAX, U64_MAX, decimal, number, part_share};
 use toml::Value;
 
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
@@ -180,6 +181,17 @@ pub enum ShardsVerb {
         /// Places to use instead of GeoCLIP's gallery: a CSV or Parquet table, or an N x 2 .npy file.
         #[arg(long, value_name = "FILE")]
         coordinates: Option<PathBuf>,
+        /// Divide the places by cells with sides of this many degrees, and use one part of them. One place of each cell
+        /// is a test place.
+        #[arg(long, value_name = "DEGREES", requires = "part", value_parser = decimal(0.01, 90.0))]
+        cells: Option<f64>,
+        /// Share of the cells that are kept from training whole.
+        #[arg(long, value_name = "SHARE", requires = "cells", default_value_t = 0.0, value_parser = decimal(0.0, 0.9))]
+        held_out: f64,
+        /// Part to use: train, thinned (test places, one per cell, not in cells that are held out) or held-out (test
+        /// places, one per cell that is held out).
+        #[arg(long, value_name = "PART", requires = "cells")]
+        part: Option<CellPart>,
         /// Replace DIR if it exists.
         #[arg(long)]
         overwrite: bool,
@@ -211,7 +223,7 @@ pub enum ShardsVerb {
         #[arg(default_value = "train=0.9,validation=0.05,test=0.05")]
         parts: Vec<PartShare>,
         /// Height of the cells whose photos stay together, degrees of latitude. Cells are about as wide as high.
-        #[arg(long, value_name = "DEGREES", default_value_t = 0.1, value_parser = cell_degrees)]
+        #[arg(long, value_name = "DEGREES", default_value_t = 0.1, value_parser = decimal(*CELL_DEGREES_RANGE.start(), *CELL_DEGREES_RANGE.end()))]
         cell_degrees: f64,
         /// Random seed.
         #[arg(long, value_name = "N", default_value_t = 0, value_parser = number::<u64>(0, U64_MAX))]

@@ -74,7 +74,8 @@ impl DataFacts {
                 (RetrievalHead::Knn, reason)
             }
             DataHead::Trained => {
-                let reason = "the photos are simulated in world 2, which has no image head of its own";
+                let reason = "the photos are simulated in world 2, whose image head must be trained first (`--config \
+                              geoclip train`, then retrieval.run)";
                 (RetrievalHead::Knn, reason.to_owned())
             }
             _ if !has_geoclip => {

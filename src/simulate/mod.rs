@@ -1,9 +1,10 @@
 //! Makes simulated data sets: shards with the embeddings of simulated photos.
 //!
 //! In reading order: `photo` (a photo, and the trait of a world), `world1` and `world2` (decide what each photo shows,
-//! without I/O), `look_map` (maps what a photo shows to the stored embedding), `options`, `encoder` (computes the
+//! without I/O), `look_map` (maps what a photo shows to the stored embedding), `options`, `cells` (test places, one per cell), `encoder` (computes the
 //! embeddings of photos), `simulation` (writes a folder of shards).
 
+mod cells;
 mod encoder;
 mod look_map;
 mod options;
@@ -12,6 +13,7 @@ mod simulation;
 mod world1;
 mod world2;
 
+pub use cells::places_of_part;
 pub use options::Simulation;
 pub use photo::{Photo, Source};
 pub use simulation::simulate;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use locdiff_core::protocol::SimulatedWorld;
+use locdiff_core::protocol::{CellSplit, SimulatedWorld};
 use tch::Device;
 
 /// Options of [`simulate`](super::simulate).
@@ -18,6 +18,8 @@ pub struct Simulation {
     pub views: u32,
     /// Table of the places where photos are taken. `None` means the places of GeoCLIP's gallery.
     pub coordinates: Option<PathBuf>,
+    /// Use only the places of one part. `None` means all places.
+    pub cells: Option<CellSplit>,
     /// Folder with GeoCLIP's weights and gallery.
     pub geoclip: PathBuf,
     /// Whether to replace an existing output folder.

@@ -11,9 +11,10 @@
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
-use locdiff_core::protocol::SimulatedWorld;
+use locdiff_core::protocol::{CellPart, CellSplit, SimulatedWorld};
 use locdiff_core::tables;
 
+use super::cells::places_of_part;
 use super::encoder::{PhotoEncoder, ProgressLog};
 use super::options::Simulation;
 use super::photo::World;
@@ -32,8 +33,15 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
     if simulation.rows == Some(0) {
         return Err(ShardsError::Argument("--rows is 0, wanted at least 1".to_owned()));
     }
-    let places = simulation.coordinates.as_deref().map(tables::read_places).transpose()?;
+    let mut places = simulation.coordinates.as_deref().map(tables::read_places).transpose()?;
     let geoclip = Geoclip::open(&simulation.geoclip)?;
+    if let Some(split) = &simulation.cells {
+        let part = places_of_part(places.as_deref().unwrap_or(geoclip.places()), split);
+        if part.is_empty() {
+            return Err(ShardsError::Argument(no_places(split)));
+        }
+        places = Some(part);
+    }
     let world: Box<dyn World> = match simulation.world {
         SimulatedWorld::One => Box::new(World1::new(simulation.seed, geoclip.places(), places.as_deref())),
         SimulatedWorld::Two => Box::new(World2::new(simulation.seed, geoclip.places(), places.as_deref())),
@@ -89,10 +97,24 @@ fn write_all(
     })
 }
 
+/// The error for a part without places.
+fn no_places(split: &CellSplit) -> String {
+    let advice = match split.part {
+        CellPart::Train => "every cell has one place only; give more places, or larger cells",
+        CellPart::Thinned => "all cells are held out; give smaller cells, or a smaller share",
+        CellPart::HeldOut => "no cell is held out; set --held-out to a share such as 0.15, or give smaller cells",
+    };
+    format!("--part {} has no places with --cells {}: {advice}", split.part, split.degrees)
+}
+
 /// The `source` field of the manifest.
 fn source(simulation: &Simulation) -> String {
     let places = simulation.coordinates.as_ref().and_then(|path| path.file_name());
     let places = places.map_or_else(|| "GeoCLIP's gallery".into(), |name| name.to_string_lossy());
+    let part = simulation.cells.map(|CellSplit { degrees, held_out, part }| {
+        format!(" ({part} of cells of {degrees} degrees, {held_out} of them held out)")
+    });
+    let places = format!("{places}{}", part.unwrap_or_default());
     let device = if simulation.device.is_cuda() { "cuda" } else { "cpu" };
     let seed = simulation.seed;
     match simulation.world {

@@ -29,13 +29,14 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
             let opened = Dataset::open(location, config);
             opened.and_then(|dataset| shards::inspect(&dataset, config)).map_err(JobError::from)?.into()
         }
-        ShardsJob::Simulate { world, rows, seed, out, views, coordinates, geoclip, overwrite } => {
+        ShardsJob::Simulate { world, rows, seed, out, views, coordinates, cells, geoclip, overwrite } => {
             let simulation = Simulation {
                 world: *world,
                 rows: *rows,
                 seed: *seed,
                 views: *views,
                 coordinates: coordinates.clone(),
+                cells: *cells,
                 geoclip: geoclip.clone(),
                 overwrite: *overwrite,
                 device: device(slot),

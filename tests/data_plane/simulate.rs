@@ -1,6 +1,7 @@
 //! `shards simulate` with GeoCLIP's real weights. The tests check that the bytes are reproducible, that the simulated
 //! photos have the specified statistics, and that coordinate files are read.
 
+mod cells;
 mod world2;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ fn simulation(rows: u64) -> Simulation {
         seed: 7,
         views: 1,
         coordinates: None,
+        cells: None,
         geoclip: folder(),
         overwrite: false,
         device: Device::Cpu,

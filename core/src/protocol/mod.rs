@@ -37,8 +37,8 @@ pub use measure::{
 };
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
-    GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize, ShardsBenched,
-    ShardsJob, ShardsMade, SimulatedWorld, Statistics, Verified,
+    CellPart, CellSplit, GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize,
+    ShardsBenched, ShardsJob, ShardsMade, SimulatedWorld, Statistics, Verified,
 };
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, Progress,

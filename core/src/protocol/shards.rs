@@ -27,6 +27,8 @@ pub enum ShardsJob {
         views: u32,
         /// File with the locations of the photos; `None`: the locations of GeoCLIP's gallery.
         coordinates: Option<PathBuf>,
+        /// Use only the places of one part; `None`: all places.
+        cells: Option<CellSplit>,
         /// Folder with GeoCLIP's weights and gallery.
         geoclip: PathBuf,
         /// Whether to replace `out` if it exists.
@@ -134,6 +136,52 @@ impl std::str::FromStr for SimulatedWorld {
             "1" => Ok(Self::One),
             "2" => Ok(Self::Two),
             _ => Err("wanted 1 or 2"),
+        }
+    }
+}
+
+/// How places are divided into training and test places by cells, and which part to use.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CellSplit {
+    /// Side of a cell, in degrees.
+    pub degrees: f64,
+    /// Share of the cells that are held out.
+    pub held_out: f64,
+    /// The part to use.
+    pub part: CellPart,
+}
+
+/// A part of the places that are divided by cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CellPart {
+    /// All places but the test places, of the cells that are not held out.
+    Train,
+    /// Test places: one place of each cell that is not held out.
+    Thinned,
+    /// Test places: one place of each cell that is held out.
+    HeldOut,
+}
+
+impl std::fmt::Display for CellPart {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Train => "train",
+            Self::Thinned => "thinned",
+            Self::HeldOut => "held-out",
+        })
+    }
+}
+
+impl std::str::FromStr for CellPart {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "train" => Ok(Self::Train),
+            "thinned" => Ok(Self::Thinned),
+            "held-out" => Ok(Self::HeldOut),
+            _ => Err("wanted train, thinned or held-out"),
         }
     }
 }

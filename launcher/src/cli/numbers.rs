@@ -1,6 +1,5 @@
 //! Numbers on the command line.
 
-use locdiff_core::geo::CELL_DEGREES_RANGE;
 use locdiff_core::tables::PartShare;
 
 /// Largest number of 32 bits.
@@ -23,11 +22,12 @@ pub(super) fn number<T: TryFrom<i128>>(
     }
 }
 
-/// Parses the height of a cell, in degrees.
-pub(super) fn cell_degrees(text: &str) -> Result<f64, String> {
-    let (least, most) = (CELL_DEGREES_RANGE.start(), CELL_DEGREES_RANGE.end());
-    let degrees = text.parse().ok().filter(|degrees| CELL_DEGREES_RANGE.contains(degrees));
-    degrees.ok_or_else(|| format!("wanted a number from {least} to {most}"))
+/// A parser of numbers from `least` to `most`.
+pub(super) fn decimal(least: f64, most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+    move |text: &str| {
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("wanted a number from {least} to {most}"))
+    }
 }
 
 /// Parses the name and the share of a part of a table, such as `test=0.05`. The name becomes the name of a file.
@@ -57,6 +57,10 @@ mod tests {
             ("x --gpus 99999999999 demo", "'--gpus <N>': wanted 0 to 4294967295"),
             ("x shards simulate --out x --views 0", "'--views <V>': wanted 1 to 256"),
             ("x shards simulate --out x --views 1.5", "'--views <V>': wanted a whole number"),
+            (
+                "x shards simulate --out x --part train --cells nan",
+                "'--cells <DEGREES>': wanted a number from 0.01 to 90",
+            ),
             ("x shards simulate --out x --rows 0", "'--rows <N>': wanted 1 or above"),
             ("x shards verify x --epochs 1 --world-sizes 1,b", "wanted a whole number"),
             (

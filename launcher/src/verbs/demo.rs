@@ -55,6 +55,9 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             out: out.into(),
             views,
             coordinates: None,
+            cells: None,
+            held_out: 0.0,
+            part: None,
             overwrite: false,
         };
         shards::run(&verb, global, output)?;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
-    ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, TypedResult, Verified,
+    CellSplit, ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, TypedResult, Verified,
 };
 use locdiff_core::tables::TableCut;
 use serde_json::Value;
@@ -25,12 +25,13 @@ use crate::terminal::{width, wrapped};
 /// Runs `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb.clone() {
-        ShardsVerb::Simulate { world, rows, seed, out, views, coordinates, overwrite } => {
+        ShardsVerb::Simulate { world, rows, seed, out, views, coordinates, cells, held_out, part, overwrite } => {
             coordinates.iter().try_for_each(|file| require_file("--coordinates", file))?;
             require_new("--out", &out, overwrite)?;
+            let cells = cells.zip(part).map(|(degrees, part)| CellSplit { degrees, held_out, part });
             let made = run_one(global, |config| {
                 let geoclip = config.retrieval.geoclip.clone().into();
-                ShardsJob::Simulate { world, rows, seed, out, views, coordinates, geoclip, overwrite }
+                ShardsJob::Simulate { world, rows, seed, out, views, coordinates, cells, geoclip, overwrite }
             })?;
             print_made(&made, output)
         }
