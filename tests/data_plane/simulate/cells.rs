@@ -23,7 +23,7 @@ fn coordinates(places: &[Place]) -> HashSet<(u64, u64)> {
 }
 
 fn cells(places: &[Place]) -> HashSet<u64> {
-    places.iter().map(|place| cell_of(*place, Degrees(SIDE))).collect()
+    places.iter().map(|place| cell_of(*place, SIDE)).collect()
 }
 
 #[test]
