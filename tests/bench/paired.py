@@ -8,6 +8,9 @@ script prints the percentages of photos within that distance, and how many photo
 located within it. Only these photos tell the two apart. The last column is the exact probability (McNemar's test, both
 sides) of a difference at least this large if both were equally accurate. With so few photos, an interval from
 resampling is too narrow.
+
+McNemar's test takes photos as independent. Photos of one place are not, so the probability is too small if many photos
+share a place. The intervals of `locdiff-launch eval` resample places; where the two disagree, trust the intervals.
 """
 import csv
 import math

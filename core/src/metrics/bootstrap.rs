@@ -1,14 +1,20 @@
-//! Bootstrap intervals: each statistic is recomputed on many resamples of the rows, drawn with replacement.
+//! Bootstrap intervals: each statistic is recomputed on many resamples of the places, drawn with replacement.
 //!
-//! For resample r of n rows, the row numbers are elements 0 to n − 1 of sample r of [`Stream::Bootstrap`]. They are a
-//! function of (seed, r, n), so the intervals depend only on the seed, the rows and the order of the rows, not on
+//! A resample takes all rows of each place that it draws (a cluster bootstrap). The number of rows therefore differs
+//! between resamples, unless every place has the same number of rows. If every place has one row, this is the ordinary
+//! bootstrap over rows.
+//!
+//! For resample r of n places, the place numbers are elements 0 to n − 1 of sample r of [`Stream::Bootstrap`]. They are
+//! a function of (seed, r, n), so the intervals depend only on the seed, the rows and the order of the rows, not on
 //! workers or threads. Two predictors on the same rows get the same resamples, which makes their comparison paired.
 //!
 //! The intervals are percentile intervals: they reach from the 2.5 % to the 97.5 % quantile over the resamples.
-//! Quantiles are interpolated as in NumPy. If all rows have the same value, the interval has zero width. Source: Efron
-//! and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13.
+//! Quantiles are interpolated as in NumPy. If all rows have the same value, the interval has zero width. Sources: Efron
+//! and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13; Davison and Hinkley, "Bootstrap methods and their
+//! application", 1997, section 3.8 (clusters).
 
 use super::error::MetricsError;
+use super::places::PlaceGroups;
 use crate::random::{Draw, Philox, Stream, check_below};
 
 /// The ends of a 95 % interval are these quantiles over the resamples.
@@ -42,25 +48,29 @@ pub struct Interval {
 }
 
 impl Bootstrap {
-    /// Computes the intervals of `values`, which are statistics of `rows` rows. For each resample, `statistics` gets
-    /// the number of times that each row was drawn, and writes the statistics of the resample to its second argument.
+    /// Computes the intervals of `values`, which are statistics of the rows of `groups`. For each resample, `statistics`
+    /// gets the number of times that each row was drawn, and writes the statistics of the resample to its second
+    /// argument.
     pub(super) fn intervals(
         &self,
-        rows: usize,
+        groups: &PlaceGroups,
         values: &[f64],
         mut statistics: impl FnMut(&[u32], &mut [f64]),
     ) -> Result<Vec<Interval>, MetricsError> {
-        check_below("bootstrap rows", rows as u64, 1 << 32)?;
-        let bound = rows as u32;
+        let places = groups.count();
+        check_below("bootstrap places", places as u64, 1 << 32)?;
+        let bound = places as u32;
         let philox = Philox::new(self.seed);
-        let (mut drawn, mut counts) = (vec![0_i64; rows], vec![0_u32; rows]);
+        let (mut drawn, mut of_place) = (vec![0_i64; places], vec![0_u32; places]);
+        let mut counts = vec![0_u32; groups.of_row().len()];
         let mut found = vec![vec![0.0; self.resamples as usize]; values.len()];
         let mut one = vec![0.0; values.len()];
         for resample in 0..self.resamples as usize {
-            let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample as u64, elements: rows };
+            let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample as u64, elements: places };
             philox.fill_int(draw, bound, &mut drawn)?;
-            counts.fill(0);
-            drawn.iter().for_each(|row| counts[*row as usize] += 1);
+            of_place.fill(0);
+            drawn.iter().for_each(|place| of_place[*place as usize] += 1);
+            counts.iter_mut().zip(groups.of_row()).for_each(|(count, place)| *count = of_place[*place as usize]);
             statistics(&counts, &mut one);
             found.iter_mut().zip(&one).for_each(|(all, value)| all[resample] = *value);
         }
@@ -84,6 +94,7 @@ fn quantile_of(sorted: &[f64], quantile: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geo::{UnitVector, fibonacci_grid};
 
     #[test]
     fn quantiles_are_interpolated() {
@@ -93,11 +104,19 @@ mod tests {
     }
 
     #[test]
-    fn each_resample_draws_as_many_rows_as_the_data_has() {
+    fn each_resample_draws_whole_places_as_many_as_the_data_has() {
+        let places = fibonacci_grid(33);
+        // The last 30 rows repeat the first 10 places.
+        let truth: Vec<UnitVector> = places.iter().chain(places[..10].iter().cycle().take(30)).copied().collect();
+        let groups = PlaceGroups::of(&truth);
         let mut seen = Vec::new();
         let options = Bootstrap { seed: 5, resamples: 20 };
-        options.intervals(33, &[0.0], |counts, _| seen.push(counts.to_vec())).expect("the number of rows is in range");
-        assert!(seen.len() == 20 && seen.iter().all(|counts| counts.iter().sum::<u32>() == 33));
+        options.intervals(&groups, &[0.0], |counts, _| seen.push(counts.to_vec())).expect("the numbers are in range");
+        assert_eq!((seen.len(), groups.count()), (20, 33));
+        for counts in &seen {
+            assert_eq!(counts[..33].iter().sum::<u32>(), 33, "a resample has another number of places than the data");
+            assert!((33..63).all(|row| counts[row] == counts[(row - 33) % 10]), "a place was drawn only in part");
+        }
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), 20, "some resamples are equal");

@@ -4,16 +4,19 @@
 //! - [`scores`]: accuracy within distances, median error, mean error and GeoScore, each with a confidence interval, for
 //!   one predictor or for the difference between two.
 //! - [`bootstrap`]: the confidence intervals.
+//! - [`places`]: which rows share a place.
 //! - [`prdc`]: density and coverage, which compare the distributions of predicted and true places.
 
 pub mod bootstrap;
 mod error;
+pub mod places;
 pub mod prdc;
 pub mod scores;
 pub mod tally;
 
 pub use bootstrap::{Bootstrap, Interval};
 pub use error::MetricsError;
+pub use places::PlaceGroups;
 pub use prdc::{DensityCoverage, NEAREST_K, density_coverage};
 pub use scores::{NamedIntervals, Rating, Scores, Within, compare, rate, score};
 pub use tally::{THRESHOLDS_KM, Tally, geo_score};

@@ -1,13 +1,14 @@
 //! The standard geolocation metrics of one predictor, and the difference between two predictors on the same rows.
 //!
 //! The input is one error per row: the great-circle distance in km. The errors must be in the order of the data,
-//! because the bootstrap draws row numbers. Every error is checked, and no row is dropped. The median of an even number
-//! of rows is the mean of the middle two.
+//! because the bootstrap draws places by number, in the order of their first rows. Every error is checked, and no row is
+//! dropped. The median of an even number of rows is the mean of the middle two.
 
 use serde::{Serialize, Serializer};
 
 use super::bootstrap::{Bootstrap, Interval};
 use super::error::MetricsError;
+use super::places::PlaceGroups;
 use super::prdc::{NEAREST_K, density_coverage};
 use super::tally::geo_score;
 use crate::geo::UnitVector;
@@ -75,6 +76,8 @@ impl Serialize for NamedIntervals {
 pub struct Rating {
     /// Number of answers.
     pub rows: usize,
+    /// Number of different true places.
+    pub places: usize,
     /// Scores computed from the errors.
     #[serde(flatten)]
     pub scores: Scores,
@@ -96,28 +99,36 @@ pub fn rate(
     // With `NEAREST_K` true places or fewer, a place has no k-th nearest other place.
     let is_enough = truth.len() > NEAREST_K;
     let spread = is_enough.then(|| density_coverage(truth, places, NEAREST_K)).transpose()?;
+    let groups = PlaceGroups::of(truth);
     Ok(Rating {
         rows: errors_km.len(),
-        scores: score(errors_km, thresholds_km, bootstrap)?,
+        places: groups.count(),
+        scores: score(errors_km, &groups, thresholds_km, bootstrap)?,
         density: spread.map(|spread| spread.density),
         coverage: spread.map(|spread| spread.coverage),
     })
 }
 
-/// Scores one predictor by the errors of its answers.
-pub fn score(errors_km: &[f64], thresholds_km: &[f64], bootstrap: &Bootstrap) -> Result<Scores, MetricsError> {
-    let answers = PredictorErrors::new(errors_km, thresholds_km)?;
+/// Scores one predictor by the errors of its answers. `groups` says which rows share a true place.
+pub fn score(
+    errors_km: &[f64],
+    groups: &PlaceGroups,
+    thresholds_km: &[f64],
+    bootstrap: &Bootstrap,
+) -> Result<Scores, MetricsError> {
+    let answers = PredictorErrors::new(errors_km, groups, thresholds_km)?;
     let mut values = vec![0.0; answers.statistics()];
     answers.fill(&vec![1; errors_km.len()], &mut values);
-    let intervals = bootstrap.intervals(errors_km.len(), &values, |counts, out| answers.fill(counts, out))?;
+    let intervals = bootstrap.intervals(groups, &values, |counts, out| answers.fill(counts, out))?;
     Ok(scores_of(thresholds_km, &intervals))
 }
 
 /// The scores of one predictor minus the scores of another. `one_km` and `other_km` are their errors on the same rows
-/// in the same order. The intervals are intervals of the differences.
+/// in the same order, and `groups` says which rows share a true place. The intervals are intervals of the differences.
 pub fn compare(
     one_km: &[f64],
     other_km: &[f64],
+    groups: &PlaceGroups,
     thresholds_km: &[f64],
     bootstrap: &Bootstrap,
 ) -> Result<Scores, MetricsError> {
@@ -125,7 +136,8 @@ pub fn compare(
         let (one, other) = (one_km.len(), other_km.len());
         return Err(MetricsError(format!("{one} answers compared with {other}, wanted the same rows in both")));
     }
-    let (one, other) = (PredictorErrors::new(one_km, thresholds_km)?, PredictorErrors::new(other_km, thresholds_km)?);
+    let one = PredictorErrors::new(one_km, groups, thresholds_km)?;
+    let other = PredictorErrors::new(other_km, groups, thresholds_km)?;
     let mut subtrahend = vec![0.0; one.statistics()];
     let mut fill = |counts: &[u32], out: &mut [f64]| {
         one.fill(counts, out);
@@ -134,7 +146,7 @@ pub fn compare(
     };
     let mut values = vec![0.0; one.statistics()];
     fill(&vec![1; one_km.len()], &mut values);
-    let intervals = bootstrap.intervals(one_km.len(), &values, fill)?;
+    let intervals = bootstrap.intervals(groups, &values, fill)?;
     Ok(scores_of(thresholds_km, &intervals))
 }
 
@@ -158,9 +170,13 @@ struct PredictorErrors<'a> {
 }
 
 impl<'a> PredictorErrors<'a> {
-    fn new(errors_km: &'a [f64], thresholds_km: &[f64]) -> Result<Self, MetricsError> {
+    fn new(errors_km: &'a [f64], groups: &PlaceGroups, thresholds_km: &[f64]) -> Result<Self, MetricsError> {
         if errors_km.is_empty() {
             return Err(MetricsError::no_answers());
+        }
+        let (answers, truths) = (errors_km.len(), groups.of_row().len());
+        if answers != truths {
+            return Err(MetricsError(format!("{answers} answers for {truths} true places, wanted equal numbers")));
         }
         let is_distance = |value: &f64| value.is_finite() && *value >= 0.0;
         if let Some(row) = errors_km.iter().position(|error| !is_distance(error)) {
@@ -185,23 +201,24 @@ impl<'a> PredictorErrors<'a> {
     /// Writes the statistics to `out`. Row r is counted `counts[r]` times. Sums are computed in the order of the rows.
     fn fill(&self, counts: &[u32], out: &mut [f64]) {
         let rows = self.errors_km.len();
-        let mut below = vec![0_u32; rows + 1];
+        let mut below = vec![0_u64; rows + 1];
         for (position, row) in self.order.iter().enumerate() {
-            below[position + 1] = below[position] + counts[*row as usize];
+            below[position + 1] = below[position] + u64::from(counts[*row as usize]);
         }
+        let drawn = below[rows];
         let (within, others) = out.split_at_mut(self.cuts.len());
         for (percent, cut) in within.iter_mut().zip(&self.cuts) {
-            *percent = 100.0 * f64::from(below[*cut]) / rows as f64;
+            *percent = 100.0 * below[*cut] as f64 / drawn as f64;
         }
-        let at = |position: u32| {
+        let at = |position: u64| {
             let found = below.partition_point(|count| *count <= position) - 1;
             self.errors_km[self.order[found] as usize]
         };
-        let last = rows as u32 - 1;
+        let last = drawn - 1;
         others[0] = 0.5 * (at(last / 2) + at(last.div_ceil(2)));
         let mean = |values: &[f64]| {
             let sum: f64 = values.iter().zip(counts).map(|(value, count)| value * f64::from(*count)).sum();
-            sum / rows as f64
+            sum / drawn as f64
         };
         others[1] = mean(self.errors_km);
         others[2] = mean(&self.geo_scores);

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use locdiff::shdd::uniform_points;
-use locdiff_core::geo::{UnitVector, places};
-use locdiff_core::metrics::{Bootstrap, NEAREST_K, Scores, THRESHOLDS_KM, compare, density_coverage, geo_score, score};
+use locdiff_core::geo::{UnitVector, fibonacci_grid, places};
+use locdiff_core::metrics::{
+    Bootstrap, NEAREST_K, PlaceGroups, Scores, THRESHOLDS_KM, compare, density_coverage, geo_score, score,
+};
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::Tensor;
 
@@ -17,6 +19,16 @@ fn errors(seed: u64, rows: usize) -> Vec<f64> {
     let draw = Draw { stream: Stream::Test(1), step: 0, first_sample: 0, elements: rows };
     Philox::new(seed).fill_uniform(draw, &mut uniform).expect("the draw is in range");
     uniform.into_iter().map(|unit| 0.01 * (14.0 * f64::from(unit)).exp()).collect()
+}
+
+/// The rows take turns at `places` different places.
+fn turns(rows: usize, places: usize) -> PlaceGroups {
+    PlaceGroups::of(&fibonacci_grid(places).into_iter().cycle().take(rows).collect::<Vec<_>>())
+}
+
+/// Every row has a place of its own.
+fn apart(rows: usize) -> PlaceGroups {
+    turns(rows, rows)
 }
 
 fn flatten(scores: &Scores) -> Vec<f64> {
@@ -44,9 +56,8 @@ fn naive_statistics(errors: &[f64]) -> Vec<f64> {
 
 /// The value and the interval of each statistic, computed by drawing every resample explicitly. If `other` is given,
 /// the values and intervals are those of the difference `one` - `other`, and each resample takes the same rows from
-/// both lists.
-fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
-    let rows = one.len();
+/// both lists. Row r belongs to place r modulo `places`, and a resample takes all rows of the places that it draws.
+fn naive_intervals(one: &[f64], other: Option<&[f64]>, places: usize) -> Vec<f64> {
     let statistics = |pick: &dyn Fn(&[f64]) -> Vec<f64>| {
         let mut found = naive_statistics(&pick(one));
         if let Some(other) = other {
@@ -56,10 +67,13 @@ fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
     };
     let resamples: Vec<Vec<f64>> = (0..u64::from(FEW.resamples))
         .map(|resample| {
-            let mut drawn = vec![0; rows];
-            let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample, elements: rows };
-            Philox::new(FEW.seed).fill_int(draw, rows as u32, &mut drawn).expect("the draw is in range");
-            statistics(&|errors: &[f64]| drawn.iter().map(|row| errors[*row as usize]).collect())
+            let mut drawn = vec![0; places];
+            let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample, elements: places };
+            Philox::new(FEW.seed).fill_int(draw, places as u32, &mut drawn).expect("the draw is in range");
+            let of_place = |errors: &[f64], place: i64| {
+                errors.iter().skip(place as usize).step_by(places).copied().collect::<Vec<_>>()
+            };
+            statistics(&|errors: &[f64]| drawn.iter().flat_map(|place| of_place(errors, *place)).collect())
         })
         .collect();
     let quantile = |statistic: usize, part: f64| {
@@ -76,39 +90,52 @@ fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
 
 #[test]
 fn metrics_match_a_naive_bootstrap() {
-    for rows in [1, 2, 7, 100, 501] {
-        let (one, other) = (errors(1, rows), errors(2, rows));
+    for (rows, places) in [(1, 1), (2, 2), (7, 7), (100, 100), (501, 501), (2, 1), (7, 5), (501, 40)] {
+        let (one, other, groups) = (errors(1, rows), errors(2, rows), turns(rows, places));
+        assert_eq!(groups.count(), places);
         let close = |got: Vec<f64>, want: Vec<f64>| {
             for (got, want) in got.iter().zip(&want) {
                 // The two computations add the same numbers (501 at most) in different orders.
-                assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: got {got}, wanted {want}");
+                assert!(
+                    (got - want).abs() <= 1e-11 * (1.0 + want.abs()),
+                    "{rows} rows, {places} places: got {got}, wanted {want}"
+                );
             }
         };
-        close(flatten(&score(&one, &THRESHOLDS_KM, &FEW).expect("the errors are valid")), naive_intervals(&one, None));
-        let difference = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
-        close(flatten(&difference), naive_intervals(&one, Some(&other)));
+        let alone = score(&one, &groups, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
+        close(flatten(&alone), naive_intervals(&one, None, places));
+        let difference = compare(&one, &other, &groups, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
+        close(flatten(&difference), naive_intervals(&one, Some(&other), places));
     }
+}
+
+/// How many of 400 intervals contain the true value. Each trial has `places` places with `rows_per_place` rows each. All
+/// rows of a place are located, or none, as with photos of one sight.
+fn trials_covered(places: usize, rows_per_place: usize, groups: &PlaceGroups) -> u32 {
+    let share = 0.3;
+    let mut covered = 0;
+    for trial in 0..400 {
+        let mut uniform = vec![0.0_f32; places];
+        let draw = Draw { stream: Stream::Test(2), step: 0, first_sample: trial, elements: places };
+        Philox::new(1).fill_uniform(draw, &mut uniform).expect("the draw is in range");
+        let errors: Vec<f64> = uniform.iter().map(|unit| if f64::from(*unit) < share { 0.5 } else { 5.0 }).collect();
+        let errors: Vec<f64> = errors.iter().cycle().take(places * rows_per_place).copied().collect();
+        let found = score(&errors, groups, &[1.0], &Bootstrap { seed: trial, resamples: 200 });
+        let found = found.expect("the errors are valid").within[0].percent;
+        covered += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
+    }
+    covered
 }
 
 #[test]
 fn metrics_intervals_cover_the_true_value_in_95_percent_of_trials() {
-    let (trials, rows, share) = (400, 300, 0.3);
-    let mut covered = 0;
-    for trial in 0..trials {
-        let mut uniform = vec![0.0_f32; rows];
-        let draw = Draw { stream: Stream::Test(2), step: 0, first_sample: trial, elements: rows };
-        Philox::new(1).fill_uniform(draw, &mut uniform).expect("the draw is in range");
-        let errors: Vec<f64> = uniform.iter().map(|unit| if f64::from(*unit) < share { 0.5 } else { 5.0 }).collect();
-        let found =
-            score(&errors, &[1.0], &Bootstrap { seed: trial, resamples: 200 }).expect("the errors are valid").within[0]
-                .percent;
-        covered += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
+    for (places, rows_per_place) in [(300, 1), (100, 3)] {
+        let covered = trials_covered(places, rows_per_place, &turns(places * rows_per_place, places));
+        // On average, 380 of the 400 intervals contain the true value. The standard deviation is 4.4.
+        assert!((362..=396).contains(&covered), "{covered} of 400 intervals contain the true value, wanted 362 to 396");
     }
-    // On average, 380 of the 400 intervals contain the true value. The standard deviation is 4.4.
-    assert!(
-        (362..=396).contains(&covered),
-        "{covered} of {trials} intervals contain the true value, wanted 362 to 396"
-    );
+    // Rows of one place are not independent: with intervals over rows, far fewer intervals contain the true value.
+    assert!(trials_covered(100, 3, &apart(300)) < 340, "intervals over rows are wide enough");
 }
 
 #[test]
@@ -116,31 +143,35 @@ fn metrics_paired_intervals_detect_small_differences() {
     let one = errors(3, 800);
     let other: Vec<f64> =
         one.iter().enumerate().map(|(row, km)| if row % 20 == 0 { km + 9000.0 } else { *km }).collect();
-    let same = compare(&one, &one, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
+    let apart = apart(800);
+    let same = compare(&one, &one, &apart, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
     assert!(flatten(&same).iter().all(|value| *value == 0.0));
-    let paired = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("the errors are valid").within[2].percent;
+    let paired = compare(&one, &other, &apart, &THRESHOLDS_KM, &FEW).expect("the errors are valid").within[2].percent;
     assert!(paired.lo > 0.0, "the paired interval contains 0: {paired:?}");
-    let [alone, worse] =
-        [&one, &other].map(|km| score(km, &THRESHOLDS_KM, &FEW).expect("the errors are valid").within[2].percent);
+    let [alone, worse] = [&one, &other]
+        .map(|km| score(km, &apart, &THRESHOLDS_KM, &FEW).expect("the errors are valid").within[2].percent);
     assert!(alone.lo < worse.hi, "the separate intervals do not overlap: {alone:?} {worse:?}");
 }
 
 #[test]
 fn metrics_refuse_invalid_distances() {
-    let refused = |km: &[f64]| score(km, &THRESHOLDS_KM, &FEW).expect_err("the input is not valid").to_string();
+    let refused =
+        |km: &[f64]| score(km, &apart(km.len()), &THRESHOLDS_KM, &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(refused(&[]), "0 answers, wanted at least 1");
     assert!(refused(&[1.0, f64::NAN]).contains("answer 1: error is NaN km"));
     assert!(refused(&[f64::INFINITY]).contains("answer 0"));
     assert!(refused(&[-1.0]).contains("-1 km"));
-    let text = score(&[1.0], &[f64::NAN], &FEW).expect_err("the input is not valid").to_string();
+    let text = score(&[1.0], &apart(1), &[f64::NAN], &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(text, "threshold is NaN km, wanted a finite number of at least 0");
-    let text = compare(&[1.0], &[1.0, 2.0], &[], &FEW).expect_err("the input is not valid").to_string();
+    let text = compare(&[1.0], &[1.0, 2.0], &apart(1), &[], &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(text, "1 answers compared with 2, wanted the same rows in both");
+    let text = score(&[1.0, 2.0], &apart(1), &[], &FEW).expect_err("the input is not valid").to_string();
+    assert_eq!(text, "2 answers for 1 true places, wanted equal numbers");
 }
 
 #[test]
 fn metrics_have_names_with_units() {
-    let fields = serde_json::to_value(score(&[0.5, 30.0], &[1.0, 2.5], &FEW).expect("the errors are valid"))
+    let fields = serde_json::to_value(score(&[0.5, 30.0], &apart(2), &[1.0, 2.5], &FEW).expect("the errors are valid"))
         .expect("the value can be written as JSON");
     let names: Vec<&str> =
         fields.as_object().expect("the scores are a JSON object").keys().map(String::as_str).collect();

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use locdiff::geoclip::Geoclip;
 use locdiff::simulate::{Simulation, places_of_part, simulate};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
-use locdiff_core::geo::{Degrees, Place, cell_of};
+use locdiff_core::geo::{Place, cell_of};
 use locdiff_core::protocol::{CellPart, CellSplit};
 
 use super::simulation;

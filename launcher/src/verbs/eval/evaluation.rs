@@ -8,6 +8,7 @@ use locdiff_core::config::{
     DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, TrainMethod, ValueOrigin,
 };
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::metrics::PlaceGroups;
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
 use locdiff_core::tuning::{self, Hybrid, choose};
@@ -63,8 +64,9 @@ impl Evaluation<'_> {
         let best = answers.last().map_or(Method::Locdiff, |answers| answers.method);
         let lock_first = (!self.is_held).then(|| self.run.to_owned());
         let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first };
+        let places = PlaceGroups::of(&truth).count();
         let (thresholds_km, seed, data) =
-            (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, &config.eval));
+            (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, places, &config.eval));
         let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };
         let (found, differences) = self.supervisor.compute(move || task.run())?;
         let mut rows = table::computed(found, &summary, &gather, &config);

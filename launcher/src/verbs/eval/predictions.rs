@@ -43,7 +43,7 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
     let (task_file, task_config) = (file.to_owned(), config.clone());
     let (source, PredictionScores { matched_by, rating }) =
         supervisor.compute(move || score(&task_file, &task_config, written.map(|(path, _)| path)))?;
-    let data_line = format!("{} {}", rating.rows, table::photo_kind(is_simulated));
+    let data_line = format!("{} {} at {} places", rating.rows, table::photo_kind(is_simulated), rating.places);
     let data = json!({ "rows": rating.rows, "is_simulated": is_simulated, "source": source });
     output.print(&format!("predictions:\n  {}\ntruth:\n  {source}", file.display()));
     let rows = [Row::Computed(Computed {

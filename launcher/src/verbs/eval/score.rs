@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use locdiff_core::draw::{ANSWERS_MAX, Answer, answers_map};
 use locdiff_core::geo::UnitVector;
-use locdiff_core::metrics::{Bootstrap, MetricsError, NamedIntervals, Rating, Scores, Within, compare, rate};
+use locdiff_core::metrics::{
+    Bootstrap, MetricsError, NamedIntervals, PlaceGroups, Rating, Scores, Within, compare, rate,
+};
 use locdiff_core::protocol::Method;
 use locdiff_core::tensorboard::{Board, BoardError};
 use serde::Serialize;
@@ -114,8 +116,10 @@ impl ScoreTask {
     /// The scores of LocDiff-H minus those of each of its parts, and minus those of the better part at each threshold.
     fn differences(&self, found: &[MethodScore]) -> Result<Vec<Difference>, MetricsError> {
         let Some(hybrid) = found.iter().find(|scored| scored.method == Method::LocdiffH) else { return Ok(Vec::new()) };
-        let less =
-            |part: &MethodScore| compare(&hybrid.errors_km, &part.errors_km, &self.thresholds_km, &self.bootstrap());
+        let groups = PlaceGroups::of(&self.truth);
+        let less = |part: &MethodScore| {
+            compare(&hybrid.errors_km, &part.errors_km, &groups, &self.thresholds_km, &self.bootstrap())
+        };
         let parts = found.iter().filter(|scored| scored.method != Method::LocdiffH);
         let parts = parts.map(|part| less(part).map(|less| (part, less))).collect::<Result<Vec<_>, _>>()?;
         let percent = |part: &MethodScore, place: usize| part.rating.scores.within[place].percent.value;

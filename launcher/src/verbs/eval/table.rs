@@ -170,8 +170,8 @@ pub(super) fn choice(choice: &Choice, thresholds_km: &[f64], width: usize) -> St
     table(WITHIN, &names, &columns, width)
 }
 
-/// A line of text that describes the evaluated data.
-pub(super) fn data_summary(summary: &EvalSummary, config: &EvalConfig) -> String {
+/// A line of text that describes the evaluated data. `places` is the number of different true places.
+pub(super) fn data_summary(summary: &EvalSummary, places: usize, config: &EvalConfig) -> String {
     let kind = photo_kind(summary.is_simulated);
     let source = summary.source.as_ref().map_or_else(String::new, |source| format!(" ({source})"));
     let skipped = match summary.skipped_rows {
@@ -186,7 +186,7 @@ pub(super) fn data_summary(summary: &EvalSummary, config: &EvalConfig) -> String
         }
         _ => String::new(),
     };
-    format!("{} {kind} of {views}{source}{skipped}{choice}", summary.rows)
+    format!("{} {kind} of {views} at {places} places{source}{skipped}{choice}", summary.rows)
 }
 
 /// The noun for the evaluated rows in the output: "simulated photos" or "photos".
@@ -276,7 +276,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use locdiff_core::geo::{UnitVector, fibonacci_grid};
-    use locdiff_core::metrics::{Bootstrap, THRESHOLDS_KM, compare, rate};
+    use locdiff_core::metrics::{Bootstrap, PlaceGroups, THRESHOLDS_KM, compare, rate};
 
     use super::*;
     use crate::verbs::eval::published::rows_for;
@@ -332,14 +332,16 @@ mod tests {
     #[test]
     fn differences_name_both_methods_and_fit_the_width() {
         let errors_km = [1.0, 30.0, 500.0];
-        let less = compare(&errors_km, &errors_km, &THRESHOLDS_KM, &Bootstrap::default()).expect("the lengths agree");
-        let found = notes(&[], &[Difference::new("locdiff", &less)], 80);
+        let groups = PlaceGroups::of(&fibonacci_grid(3));
+        let less = |one_km: &[f64]| {
+            compare(one_km, &errors_km, &groups, &THRESHOLDS_KM, &Bootstrap::default()).expect("the lengths agree")
+        };
+        let found = notes(&[], &[Difference::new("locdiff", &less(&errors_km))], 80);
         assert!(found.contains("\nLocDiff-H minus LocDiff  "), "{found}");
         assert!(found.contains("+0.0 to +0.0") && found.lines().all(|line| line.len() <= 80), "{found}");
         assert!(!found.contains("less accurate"), "{found}");
         let far_km = errors_km.map(|error_km| error_km + 1000.0);
-        let less = compare(&far_km, &errors_km, &THRESHOLDS_KM, &Bootstrap::default()).expect("the lengths agree");
-        let found = notes(&[], &[Difference::new("retrieval", &less)], 80);
+        let found = notes(&[], &[Difference::new("retrieval", &less(&far_km))], 80);
         assert!(found.contains("LocDiff-H is less accurate than retrieval within "), "{found}");
     }
 }
