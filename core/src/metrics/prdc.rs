@@ -12,7 +12,8 @@
 //!
 //! The details follow the authors' package `prdc`. Comparisons are strict. A place counts as its own nearest neighbour
 //! at distance 0, so the k-th nearest other place is neighbour number k + 1. If k other true places have the same
-//! coordinates as a true place, the radius of that place is 0, and the place is never covered.
+//! coordinates as a true place, the radius of that place is 0, and the place is never covered. The ceiling of coverage is
+//! the share of places with a larger radius.
 //!
 //! Neighbours are found with a spatial index, so memory grows with the number of points rather than with the number of
 //! pairs.
@@ -32,6 +33,8 @@ pub struct DensityCoverage {
     pub density: f64,
     /// Share of true places with a prediction nearby, 0 to 1.
     pub coverage: f64,
+    /// The largest coverage that any predictions can reach. It is below 1 if many true places are equal.
+    pub ceiling: f64,
 }
 
 /// Density and coverage of predicted places with respect to true places. `k` is the number of neighbours.
@@ -50,15 +53,17 @@ pub fn density_coverage(
         )));
     }
     let (true_index, predicted_index) = (SphereIndex::new(truth.to_vec()), SphereIndex::new(predicted.to_vec()));
-    let (mut inside, mut covered) = (0_u64, 0_u64);
+    let (mut inside, mut covered, mut coverable) = (0_u64, 0_u64, 0_u64);
     for place in truth {
         let (_, radius) = true_index.nearest_many(*place, k + 1)[k];
         inside += predicted_index.count_nearer(*place, radius) as u64;
         let nearest = predicted_index.nearest(*place).map_or(Km(f64::INFINITY), |(_, distance)| distance);
         covered += u64::from(nearest < radius);
+        coverable += u64::from(radius > Km(0.0));
     }
     Ok(DensityCoverage {
         density: inside as f64 / (k as f64 * predicted.len() as f64),
         coverage: covered as f64 / truth.len() as f64,
+        ceiling: coverable as f64 / truth.len() as f64,
     })
 }

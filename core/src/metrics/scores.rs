@@ -85,6 +85,9 @@ pub struct Rating {
     pub density: Option<f64>,
     /// Coverage with k = 3. `None` if there are too few rows.
     pub coverage: Option<f64>,
+    /// The largest coverage that any answers can reach; below 1 if many rows share a place. `None` if there are too few
+    /// rows.
+    pub coverage_ceiling: Option<f64>,
 }
 
 /// Computes all metrics. The scores are computed from the errors. Density and coverage are computed from `places` (the
@@ -106,6 +109,7 @@ pub fn rate(
         scores: score(errors_km, &groups, thresholds_km, bootstrap)?,
         density: spread.map(|spread| spread.density),
         coverage: spread.map(|spread| spread.coverage),
+        coverage_ceiling: spread.map(|spread| spread.ceiling),
     })
 }
 

@@ -206,6 +206,11 @@ fn density_and_coverage_match_the_authors_package() {
             (found.coverage - want[1]).abs() <= 1e-9,
             "{name}: got {found:?}, wanted density and coverage {want:?}"
         );
+        // Perfect predictions cover every place that can be covered.
+        let truth = points(&format!("{name}.truth"));
+        let perfect = density_coverage(&truth, &truth, NEAREST_K).expect("there are enough points");
+        assert_eq!((perfect.coverage, found.ceiling), (perfect.ceiling, perfect.ceiling), "{name}");
+        assert_eq!(found.ceiling < 1.0, name == "repeated", "{name}: the ceiling is {}", found.ceiling);
     }
 }
 

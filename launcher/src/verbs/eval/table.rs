@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use locdiff_core::config::{DecodeAnchors, EvalConfig, RetrievalHead, RunConfig};
-use locdiff_core::metrics::{Interval, Rating, Within};
+use locdiff_core::metrics::{Interval, NEAREST_K, Rating, Within};
 use locdiff_core::protocol::{EvalSummary, Method};
 use locdiff_core::tuning::Choice;
 use serde::Serialize;
@@ -89,6 +89,14 @@ pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row], width: usize
     }
     if !is_one {
         let _ = write!(text, "\n{}", table("other scores", &scored_names, &scores[1..], width));
+    }
+    // All rows have the same true places, so the ceiling is the same for all.
+    let ceiling = ratings.first().and_then(|rating| rating.coverage_ceiling).filter(|ceiling| *ceiling < 1.0);
+    if let Some(ceiling) = ceiling {
+        let line = format!(
+            "coverage is of at most {ceiling:.3}: photos that share their place with {NEAREST_K} others cannot be covered"
+        );
+        text += &(wrapped(&line, 2, width) + "\n");
     }
     let intervals = interval_columns(thresholds_km, &ratings);
     let _ = write!(text, "\n{}", table("95 % intervals", &scored_names, &intervals, width));
@@ -290,10 +298,9 @@ mod tests {
         assert_eq!(published(None), "-");
     }
 
-    fn rows() -> Vec<Row> {
-        let places: Vec<UnitVector> = fibonacci_grid(40);
+    fn rows(places: &[UnitVector]) -> Vec<Row> {
         let errors_km: Vec<f64> = (0..40).map(|row| f64::from(row * row) * 10.0).collect();
-        let rating = rate(&errors_km, &places, &places, &THRESHOLDS_KM, &Bootstrap::default());
+        let rating = rate(&errors_km, places, places, &THRESHOLDS_KM, &Bootstrap::default());
         let rating = rating.expect("there is one error per place");
         let computed = |method: Method, name: &str| {
             Row::Computed(Computed {
@@ -311,13 +318,26 @@ mod tests {
         rows.chain(rows_for(&THRESHOLDS_KM).into_iter().map(Row::Published)).collect()
     }
 
+    #[test]
+    fn the_ceiling_of_coverage_is_shown_where_places_repeat() {
+        assert!(!text("40 photos", &THRESHOLDS_KM, &rows(&fibonacci_grid(40)), 80).contains("of at most"));
+        // Of the 40 rows, 9 share one place.
+        let mut truth = fibonacci_grid(32);
+        truth.resize(40, truth[0]);
+        let found = text("40 photos", &THRESHOLDS_KM, &rows(&truth), 80);
+        assert!(found.contains("coverage is of at most 0.775: "), "{found}");
+        let Some(Row::Computed(row)) = rows(&truth).into_iter().next() else { panic!("the first row is computed") };
+        let json = serde_json::to_value(row).expect("the row can be written as JSON");
+        assert_eq!((&json["places"], &json["coverage_ceiling"]), (&32.into(), &0.775.into()), "{json}");
+    }
+
     fn words(text: &str) -> BTreeSet<&str> {
         text.split_whitespace().collect()
     }
 
     #[test]
     fn tables_fit_the_width_and_have_the_same_numbers() {
-        let rows = rows();
+        let rows = rows(&fibonacci_grid(40));
         let [narrow, wide] = [80, 120].map(|width| text("40 photos", &THRESHOLDS_KM, &rows, width));
         for (text, width) in [(&narrow, 80), (&wide, 120)] {
             assert!(text.lines().all(|line| line.chars().count() <= width), "wider than {width}:\n{text}");
