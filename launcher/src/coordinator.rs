@@ -359,6 +359,7 @@ impl Coordinator {
             | ToLauncher::Evaluated(_)
             | ToLauncher::Breaking(_)
             | ToLauncher::Located(_)
+            | ToLauncher::Nearest(_)
             | ToLauncher::Embedded { .. } => vec![Action::Report(message)],
         }
     }

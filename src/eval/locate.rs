@@ -4,18 +4,25 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_core::config::{RetrievalHead, TrainMethod};
-use locdiff_core::geo::{Place, UnitVector};
-use locdiff_core::protocol::{EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, WorkerSlot};
+use locdiff_core::config::{DecodeAnchors, RetrievalHead, RunConfig, TrainMethod};
+use locdiff_core::geo::{Place, SphereIndex, UnitVector};
+use locdiff_core::metrics::{Overlap, Overlaps};
+use locdiff_core::protocol::{
+    EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, NearestKnown, ToLauncher, WorkerSlot,
+};
 use tch::Device;
 
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
+use crate::infer::overlap::{nearest_km, nearest_training_km};
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
 use crate::retrieval::{Grid, ImageSamples, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
+
+/// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
+const NEAREST_ROWS: usize = 1 << 16;
 
 /// The device that a worker computes on: its GPU, or the CPU if the worker has no GPU.
 pub fn device(worker: &WorkerSlot) -> Device {
@@ -59,11 +66,12 @@ pub fn embed_gallery(
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 
-/// Locates this worker's rows and calls `send` with the answers of each block.
+/// Locates this worker's rows and calls `send` with the answers of each block. Rank 0 also sends how near the true
+/// places are to training places and gallery points, unless the job tunes LocDiff-H.
 pub fn run(
     job: &EvalJob,
     worker: &WorkerSlot,
-    send: &mut dyn FnMut(LocatedRows) -> Result<(), InferError>,
+    send: &mut dyn FnMut(ToLauncher) -> Result<(), InferError>,
 ) -> Result<EvalSummary, InferError> {
     let rows = open_rows(job, worker)?;
     let job = &with_chosen_head(job, &rows, worker.rank == 0)?;
@@ -78,6 +86,10 @@ pub fn run(
         TrainMethod::Locdiff => Some(open_engine(job, worker, &rows, retrieval.as_ref())?),
         TrainMethod::Geoclip => None,
     };
+    if worker.rank == 0 && !job.tune {
+        let anchors = engine.as_ref().map_or(&[][..], Engine::anchors);
+        send_nearest(config, &true_places(&rows, truth.as_ref())?, (retrieval.as_ref(), anchors), send)?;
+    }
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
     let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
     let blocks = rows.blocks(rows.share(worker.rank, worker.world)).map(|block| {
@@ -85,7 +97,8 @@ pub fn run(
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
         Ok(block)
     });
-    let mut send = |found: Vec<LocatedRow>| send(LocatedRows { of_rows: rows.count, rows: found });
+    let mut send =
+        |found: Vec<LocatedRow>| send(ToLauncher::Located(LocatedRows { of_rows: rows.count, rows: found }));
     match &engine {
         Some(engine) => engine.locate_all(blocks).try_for_each(|located| send(methods.answers(&located?)?))?,
         None => {
@@ -101,7 +114,7 @@ pub fn run(
         source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
         fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
-        anchors: engine.as_ref().map_or(0, Engine::anchors) as u64,
+        anchors: engine.as_ref().map_or(0, |engine| engine.anchors().len()) as u64,
         head: retrieval.as_ref().map(|_| config.retrieval.head),
         gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),
     })
@@ -119,6 +132,41 @@ fn open_engine(
     let anchors = anchors(config, &trained, retrieval)?;
     trained.check(&config.eval)?;
     Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)
+}
+
+/// The true places of all rows, in order.
+fn true_places(rows: &ImageRows, truth: Option<&TruthFile>) -> Result<Vec<UnitVector>, InferError> {
+    let place = |(id, place): (String, Place)| truth.map_or(Ok(place), |truth| truth.place(&id)).map(UnitVector::from);
+    rows.ids_and_places()?.into_iter().map(place).collect()
+}
+
+/// Measures and sends how near the true places are to training places and to the points of the gallery that retrieval
+/// or the decoder uses.
+fn send_nearest(
+    config: &RunConfig,
+    truth: &[UnitVector],
+    (retrieval, anchors): (Option<&Retrieval>, &[UnitVector]),
+    send: &mut dyn FnMut(ToLauncher) -> Result<(), InferError>,
+) -> Result<(), InferError> {
+    let gallery_km = match (retrieval, config.eval.anchors) {
+        (Some(retrieval), _) => Some(nearest_km(retrieval.gallery().index(), truth)),
+        (None, DecodeAnchors::Gallery) => Some(nearest_km(&SphereIndex::new(anchors.to_vec()), truth)),
+        (None, DecodeAnchors::Grid) => None,
+    };
+    // With the head "knn", the gallery of retrieval is the training photos.
+    let training_km = match &gallery_km {
+        Some(km) if retrieval.is_some() && config.retrieval.head == RetrievalHead::Knn => Some(km.clone()),
+        _ => nearest_training_km(config, None, truth),
+    };
+    let count = |km: &Vec<f32>| Overlap::count(truth, km);
+    let overlaps = Overlaps { training: training_km.as_ref().map(count), gallery: gallery_km.as_ref().map(count) };
+    overlaps.lines().iter().for_each(|line| tracing::info!("{line}"));
+    for first in (0..truth.len()).step_by(NEAREST_ROWS) {
+        let part = |km: &Vec<f32>| km[first..truth.len().min(first + NEAREST_ROWS)].to_vec();
+        let (training_km, gallery_km) = (training_km.as_ref().map(part), gallery_km.as_ref().map(part));
+        send(ToLauncher::Nearest(NearestKnown { training_km, gallery_km }))?;
+    }
+    Ok(())
 }
 
 /// The methods that the job evaluates, besides LocDiff.

@@ -42,15 +42,20 @@ impl TruthFile {
     /// for an image.
     pub fn apply(&self, block: &mut ImageBlock) -> Result<(), InferError> {
         for image in &mut block.images {
-            let (truth, location, id) = (&self.path, &self.location, &image.id);
-            let missing = || {
-                format!(
-                    "{truth} (eval.truth) has no row {id:?}, which {location} has; the truth file must have a \
-                     row for every photo"
-                )
-            };
-            image.truth = *self.places.get(id).ok_or_else(|| InferError::BadData(missing()))?;
+            image.truth = self.place(&image.id)?;
         }
         Ok(())
+    }
+
+    /// The place of a row in the file.
+    pub fn place(&self, id: &str) -> Result<Place, InferError> {
+        let (truth, location) = (&self.path, &self.location);
+        let missing = || {
+            format!(
+                "{truth} (eval.truth) has no row {id:?}, which {location} has; the truth file must have a row for every \
+                 photo"
+            )
+        };
+        self.places.get(id).copied().ok_or_else(|| InferError::BadData(missing()))
     }
 }

@@ -91,9 +91,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The number of anchors.
-    pub fn anchors(&self) -> usize {
-        self.decoder.anchors().points().len()
+    /// The points among which the decoder selects.
+    pub fn anchors(&self) -> &[UnitVector] {
+        self.decoder.anchors().points()
     }
 
     /// The device of the network.

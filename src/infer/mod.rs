@@ -10,6 +10,7 @@
 //! - [`retrieve`]: locates images with retrieval and with LocDiff-H, which uses the samples of [`engine`].
 //!   [`retrieval_data`] opens the gallery and the head.
 //! - [`anchors`]: the points among which the decoder selects.
+//! - [`overlap`]: distances from test places to training places and gallery points.
 //!
 //! Invariant: the answer for an image is a function of the weights, the settings, the seed, the image and the block of
 //! the image. It does not depend on the number of workers.
@@ -17,6 +18,7 @@
 pub mod anchors;
 pub mod engine;
 mod error;
+pub mod overlap;
 pub mod pass;
 pub mod retrieval_data;
 pub mod retrieve;

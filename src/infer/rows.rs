@@ -193,8 +193,7 @@ impl ImageRows {
         let rows = self.mask.usable_rows(block, self.dataset.block_rows()[block as usize]);
         let mut images = Vec::with_capacity(truths.len());
         for (index, (row, truth)) in rows.zip(truths).enumerate() {
-            let id = std::mem::replace(&mut ids[row as usize], Ok(String::new()));
-            let id = id.map_err(|reason| missing_id(&self.dataset, block, row as usize, &reason))?;
+            let id = taken_id(&self.dataset, block, &mut ids, row)?;
             let of_view = |view: &BlockRows| view.embeddings[index * row_bytes..(index + 1) * row_bytes].to_vec();
             images.push(Image {
                 row: first_row + u64::from(row),
@@ -204,6 +203,21 @@ impl ImageRows {
             });
         }
         Ok((self.firsts[block as usize]..).zip(images))
+    }
+
+    /// The identifier and the place of each row to read, in order. Reads no embeddings.
+    pub fn ids_and_places(&self) -> Result<Vec<(String, Place)>, InferError> {
+        let (mut found, mut read) = (Vec::new(), BlockRows::default());
+        for block in 0..self.dataset.block_rows().len() as u32 {
+            self.dataset.read_usable_coordinates(&self.mask, block, &mut read)?;
+            let mut ids = row_ids(&self.dataset, block, self.has_ids)?;
+            let rows = self.mask.usable_rows(block, self.dataset.block_rows()[block as usize]);
+            for (row, place) in rows.zip(places(&read.latitudes, &read.longitudes)?) {
+                found.push((taken_id(&self.dataset, block, &mut ids, row)?, place));
+            }
+        }
+        found.truncate(self.count as usize);
+        Ok(found)
     }
 
     /// The identifiers of all rows that have an identifier, including rows that `mask` leaves out.
@@ -230,6 +244,17 @@ fn row_ids(dataset: &Dataset, block: u32, wanted: bool) -> Result<Vec<Result<Str
     let mut ids = ids.unwrap_or_else(numbers);
     ids.resize(rows as usize, Err("is missing".to_owned()));
     Ok(ids)
+}
+
+/// Takes the identifier of a row out of `ids`, the result of [`row_ids`].
+fn taken_id(
+    dataset: &Dataset,
+    block: u32,
+    ids: &mut [Result<String, String>],
+    row: u32,
+) -> Result<String, ShardsError> {
+    let id = std::mem::replace(&mut ids[row as usize], Ok(String::new()));
+    id.map_err(|reason| missing_id(dataset, block, row as usize, &reason))
 }
 
 fn missing_id(dataset: &Dataset, block: u32, row: usize, reason: &str) -> ShardsError {

@@ -1,9 +1,11 @@
 //! The training loop.
 
 use std::collections::VecDeque;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use locdiff_core::files::Files;
+use locdiff_core::metrics::Overlaps;
 use locdiff_core::protocol::{FaultKind, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
 use locdiff_core::pulse::{self, WorkPhase};
 use locdiff_core::stop;
@@ -20,9 +22,9 @@ use super::step::{StepOptions, StepOutcome, Trainer};
 use super::work::Requests;
 use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
 use crate::comm::Communicator;
-use crate::infer::{Saved, SavedState};
+use crate::infer::{Saved, SavedState, overlap};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
-use crate::shards::{Batch, Batches, Position, Share};
+use crate::shards::{Batch, Batches, Mask, Position, Share};
 use crate::shdd::{Codes, Filter};
 
 /// How long a rank waits for its next batch after a request to stop. After this time, the rank gives up the step.
@@ -37,6 +39,7 @@ pub fn run(
     mut launcher: Launcher<'_>,
 ) -> Result<TrainSummary, TrainError> {
     let mut training = Training::begin(job, attempt, ranks)?;
+    let overlap = (ranks.rank() == 0).then(|| OverlapCount::begin(job, training.data.plan.mask().clone()));
     let from_step = training.step;
     let (mut last, mut stopped) = (None, false);
     while training.step < job.config.train.steps && !stopped {
@@ -89,7 +92,32 @@ pub fn run(
     }
     stopped &= !training.is_last();
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
-    Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation, stopped })
+    let overlap = overlap.and_then(|counting| counting.end(stopped));
+    Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation, stopped, overlap })
+}
+
+/// Counts test places near training places and gallery points on a thread of its own, so that the first step does not
+/// wait.
+struct OverlapCount(JoinHandle<Option<Overlaps>>);
+
+impl OverlapCount {
+    /// Starts to count. The thread logs the counts, except after a restart, because they are in the log already.
+    /// `mask` marks the training rows to skip.
+    fn begin(job: &TrainJob, mask: Mask) -> Self {
+        let (config, is_logging) = (job.config.clone(), !job.time_before.is_restart);
+        Self(std::thread::spawn(move || {
+            let found = overlap::of_training(&config, mask)?;
+            if is_logging {
+                found.lines().iter().for_each(|line| tracing::info!("{line}"));
+            }
+            Some(found)
+        }))
+    }
+
+    /// The counts. If training was stopped early, they are not waited for.
+    fn end(self, is_stopped: bool) -> Option<Overlaps> {
+        if is_stopped && !self.0.is_finished() { None } else { self.0.join().ok().flatten() }
+    }
 }
 
 /// The batch of a step that was launched.

@@ -18,8 +18,7 @@ use crate::infer::{ImageRows, InferError};
 
 /// Locates this worker's rows.
 pub(super) fn run(job: &EvalJob, control: &mut Control, slot: &WorkerSlot) -> Result<EvalSummary, JobError> {
-    let mut send =
-        |located| control.send(&ToLauncher::Located(located)).map_err(|error| InferError::Launcher(error.to_string()));
+    let mut send = |message| control.send(&message).map_err(|error| InferError::Launcher(error.to_string()));
     Ok(locate::run(job, slot, &mut send)?)
 }
 
@@ -40,12 +39,10 @@ pub(super) fn embed_gallery(
 pub(super) fn write_truth(config: &RunConfig, out: &Path) -> anyhow::Result<TruthWritten> {
     let rows = ImageRows::open(&config.shards.test, config).map_err(JobError::from)?;
     let (mut ids, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());
-    for block in rows.blocks(rows.share(0, 1)) {
-        for image in block.map_err(JobError::from)?.images {
-            ids.push(image.id);
-            latitudes.push(image.truth.latitude().0);
-            longitudes.push(image.truth.longitude().0);
-        }
+    for (id, place) in rows.ids_and_places().map_err(JobError::from)? {
+        ids.push(id);
+        latitudes.push(place.latitude().0);
+        longitudes.push(place.longitude().0);
     }
     let places = [latitudes, longitudes].map(|degrees| Arc::new(Float64Array::from(degrees)) as ArrayRef);
     let [latitudes, longitudes] = places;

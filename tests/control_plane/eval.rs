@@ -6,6 +6,7 @@ mod data;
 mod equality;
 mod hangs;
 mod heads;
+mod known_places;
 mod predictions;
 mod refusals;
 mod support;

@@ -5,10 +5,12 @@
 //!   one predictor or for the difference between two.
 //! - [`bootstrap`]: the confidence intervals.
 //! - [`places`]: which rows share a place.
+//! - [`overlap`]: how many test places lie near training places or gallery points.
 //! - [`prdc`]: density and coverage, which compare the distributions of predicted and true places.
 
 pub mod bootstrap;
 mod error;
+pub mod overlap;
 pub mod places;
 pub mod prdc;
 pub mod scores;
@@ -16,6 +18,7 @@ pub mod tally;
 
 pub use bootstrap::{Bootstrap, Interval};
 pub use error::MetricsError;
+pub use overlap::{Overlap, Overlaps};
 pub use places::PlaceGroups;
 pub use prdc::{DensityCoverage, NEAREST_K, density_coverage};
 pub use scores::{NamedIntervals, Rating, Scores, Within, compare, rate, score};

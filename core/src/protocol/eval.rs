@@ -92,6 +92,16 @@ pub struct LocatedRow {
     pub tuning: Option<TuningErrors>,
 }
 
+/// Distances from true places to the places that the model or the gallery knows, for some consecutive rows. Rank 0
+/// sends them for all rows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NearestKnown {
+    /// Distance of each row to the nearest training place, km; `None` if the training places cannot be read.
+    pub training_km: Option<Vec<f32>>,
+    /// Distance of each row to the nearest gallery point, km; `None` if no gallery is used.
+    pub gallery_km: Option<Vec<f32>>,
+}
+
 /// Errors of the answers for one row, km.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TuningErrors {

@@ -27,7 +27,8 @@ use crate::pulse::Beat;
 
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
-    EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, TruthWritten, TuningErrors,
+    EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, NearestKnown, TruthWritten,
+    TuningErrors,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
@@ -231,6 +232,8 @@ pub enum ToLauncher {
     Parts(PartsWritten),
     /// Rows of an evaluation, with the locations that this worker found.
     Located(LocatedRows),
+    /// From rank 0, in the order of the rows: how near the test rows are to known places.
+    Nearest(NearestKnown),
     /// Progress of embedding the gallery of an evaluation.
     Embedded {
         /// Number of gallery points embedded so far.

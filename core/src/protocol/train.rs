@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::fault::InjectedFault;
 use super::goodput::Goodput;
 use crate::config::RunConfig;
+use crate::metrics::Overlaps;
 
 /// Version of the layout of a checkpoint folder.
 pub const CHECKPOINT_FORMAT: u32 = 1;
@@ -123,6 +124,9 @@ pub struct TrainSummary {
     pub evaluation: Option<QuickEvaluation>,
     /// Whether training ended early because the launcher asked for it.
     pub stopped: bool,
+    /// How many test places lie near training places and gallery points; `None` without test rows, or if training ended
+    /// before they were counted.
+    pub overlap: Option<Overlaps>,
 }
 
 /// One file of a checkpoint.

@@ -354,7 +354,7 @@ impl HeldRun<'_> {
         Ok(json!({
             "ok": true, "run": run, "step": trained.step, "from_step": trained.from_step, "loss": trained.loss,
             "skipped_steps": trained.skipped_steps, "restarts": self.restarts, "checkpoint": latest,
-            "evaluation": trained.evaluation, "eval": evaluated,
+            "evaluation": trained.evaluation, "overlap": trained.overlap, "eval": evaluated,
             "goodput_percent": spent.percent(), "goodput": spent,
         }))
     }

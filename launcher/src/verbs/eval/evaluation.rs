@@ -64,7 +64,7 @@ impl Evaluation<'_> {
         let best = answers.last().map_or(Method::Locdiff, |answers| answers.method);
         let lock_first = (!self.is_held).then(|| self.run.to_owned());
         let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first };
-        let places = PlaceGroups::of(&truth).count();
+        let (places, overlaps) = (PlaceGroups::of(&truth).count(), gather.overlaps(&truth));
         let (thresholds_km, seed, data) =
             (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, places, &config.eval));
         let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };
@@ -74,11 +74,13 @@ impl Evaluation<'_> {
             rows.extend(published::rows_for(&config.eval.thresholds_km).into_iter().map(Row::Published));
         }
         let text = |width: usize| {
-            table::text(&data, &config.eval.thresholds_km, &rows, width) + &table::notes(&rows, &differences, width)
+            table::text(&data, &config.eval.thresholds_km, &rows, width)
+                + &table::notes(&rows, &differences, width)
+                + &table::known_places(&overlaps, width)
         };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
-            "rows": rows, "differences": differences,
+            "overlap": overlaps, "rows": rows, "differences": differences,
         });
         let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
         let heading = format!("{}{head}\n", self.checkpoint.path.display());

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
-use locdiff_core::protocol::{LocatedRow, ToLauncher, TuningErrors};
+use locdiff_core::metrics::{Overlap, Overlaps};
+use locdiff_core::protocol::{LocatedRow, NearestKnown, ToLauncher, TuningErrors};
 
 use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
@@ -15,6 +16,8 @@ use crate::terminal::Display;
 #[derive(Debug)]
 pub(super) struct Gather {
     rows: BTreeMap<u64, LocatedRow>,
+    /// How near the rows are to known places, in the order of the data.
+    nearest: Vec<NearestKnown>,
     /// The last row that was received twice; `None` if there is no such row.
     twice: Option<u64>,
     /// Shows how many rows have been located.
@@ -23,7 +26,7 @@ pub(super) struct Gather {
 
 impl Default for Gather {
     fn default() -> Self {
-        Self { rows: BTreeMap::new(), twice: None, display: Display::new() }
+        Self { rows: BTreeMap::new(), nearest: Vec::new(), twice: None, display: Display::new() }
     }
 }
 
@@ -31,6 +34,18 @@ impl Gather {
     /// The rows in the order of the data.
     pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = &LocatedRow> {
         self.rows.values()
+    }
+
+    /// The distance of each row to the nearest training place, km; `None` if the worker could not measure it.
+    pub(super) fn training_km(&self) -> Option<Vec<f32>> {
+        joined(&self.nearest, |part| part.training_km.as_deref())
+    }
+
+    /// How many test places lie near training places and gallery points. `truth` holds the true place of each row.
+    pub(super) fn overlaps(&self, truth: &[UnitVector]) -> Overlaps {
+        let count = |km: Vec<f32>| Overlap::count(truth, &km);
+        let gallery = joined(&self.nearest, |part| part.gallery_km.as_deref());
+        Overlaps { training: self.training_km().map(count), gallery: gallery.map(count) }
     }
 
     /// For each row, its true place, and the distance errors of its answers under all settings that tuning can choose.
@@ -60,9 +75,18 @@ impl Gather {
     }
 }
 
+/// Joins the distances of all parts; `None` if a part has none, or if there are no parts.
+fn joined(parts: &[NearestKnown], km: impl Fn(&NearestKnown) -> Option<&[f32]>) -> Option<Vec<f32>> {
+    parts.iter().map(km).collect::<Option<Vec<&[f32]>>>().filter(|parts| !parts.is_empty()).map(|parts| parts.concat())
+}
+
 impl GangObserver for Gather {
     fn report(&mut self, message: ToLauncher) {
-        let ToLauncher::Located(located) = message else { return };
+        let located = match message {
+            ToLauncher::Located(located) => located,
+            ToLauncher::Nearest(part) => return self.nearest.push(part),
+            _ => return,
+        };
         for row in located.rows {
             let index = row.index;
             if self.rows.insert(index, row).is_some() {

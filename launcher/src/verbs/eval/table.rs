@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use locdiff_core::config::{DecodeAnchors, EvalConfig, RetrievalHead, RunConfig};
-use locdiff_core::metrics::{Interval, NEAREST_K, Rating, Within};
+use locdiff_core::metrics::{Interval, NEAREST_K, Overlaps, Rating, Within};
 use locdiff_core::protocol::{EvalSummary, Method};
 use locdiff_core::tuning::Choice;
 use serde::Serialize;
@@ -271,6 +271,12 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
         let _ = write!(text, "\n{}\n", wrapped(&line, 2, width));
     }
     text
+}
+
+/// The lines about test places near training places and gallery points.
+pub(super) fn known_places(overlaps: &Overlaps, width: usize) -> String {
+    let lines = overlaps.lines();
+    lines.iter().fold("\n".to_owned(), |text, line| text + &wrapped(line, 2, width) + "\n")
 }
 
 /// The name of a difference in the text.
