@@ -31,7 +31,7 @@ pub struct Cli {
 }
 
 /// Flags that every verb accepts.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Global flags")]
 pub struct Global {
     /// Number of workers on this node; each worker uses one GPU.
@@ -150,11 +150,14 @@ pub struct EvalRequest {
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
     /// Score this file of predictions instead of a run.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune", "exclude_km"])]
     pub predictions: Option<PathBuf>,
     /// Choose the settings of LocDiff-H on the validation rows; with --hybrid or --suite main, evaluate afterwards.
     #[arg(long)]
     pub tune: bool,
+    /// Leave out gallery points within KM of each photo's true place; the same as --set eval.exclude_km=KM.
+    #[arg(long, value_name = "KM")]
+    pub exclude_km: Option<f64>,
 }
 
 /// Verbs of `shards`.

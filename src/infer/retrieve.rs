@@ -2,7 +2,7 @@
 //! with LocDiff-H, which also uses LocDiff's samples.
 
 use locdiff_core::config::{DecodeAnchors, RetrievalHead};
-use locdiff_core::geo::UnitVector;
+use locdiff_core::geo::{Km, UnitVector};
 use locdiff_core::protocol::{EvalJob, HybridRequest, TuningErrors};
 use tch::{Device, Tensor};
 
@@ -10,7 +10,8 @@ use super::error::InferError;
 use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate, locate_alone,
+    Exclusion, Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate,
+    locate_alone,
     try_settings,
 };
 
@@ -34,6 +35,8 @@ pub struct Retrieval {
     gallery: Gallery,
     hybrid: Hybrid,
     neighbours: usize,
+    /// Gallery points at most this far from a photo's true place are ignored; `None`: none are.
+    exclude: Option<Km>,
     /// Location of the photos, for error messages.
     location: String,
     device: Device,
@@ -65,7 +68,8 @@ impl Retrieval {
                 // gallery point is the answer.
                 let neighbours = if config.head == RetrievalHead::Knn { config.knn_neighbours as usize } else { 1 };
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
-                Ok(Some(Self { head, gallery, hybrid, neighbours, location, device, threads }))
+                let exclude = Some(Km(job.config.eval.exclude_km)).filter(|radius| radius.0 > 0.0);
+                Ok(Some(Self { head, gallery, hybrid, neighbours, exclude, location, device, threads }))
             }
             Err(InferError::Retrieval(error @ RetrievalError::Head { .. })) if is_optional => {
                 if is_logging {
@@ -95,7 +99,10 @@ impl Retrieval {
         (embeddings_ive, samples): (&Tensor, &[ImageSamples]),
     ) -> Result<Vec<LocatedPlaces>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        Ok(locate(retriever, &queries, samples, &self.hybrid, self.neighbours)?)
+        let truths = true_places(block);
+        let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
+        let located = locate(retriever, &queries, samples, &self.hybrid, self.neighbours, excluded);
+        located.map_err(|error| self.with_row(block, error))
     }
 
     /// The answers of retrieval alone for each image of a block.
@@ -105,7 +112,10 @@ impl Retrieval {
         block: &ImageBlock,
         embeddings_ive: &Tensor,
     ) -> Result<Vec<UnitVector>, InferError> {
-        Ok(locate_alone(retriever, &self.queries(block, embeddings_ive)?, self.neighbours)?)
+        let (queries, truths) = (self.queries(block, embeddings_ive)?, true_places(block));
+        let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
+        let located = locate_alone(retriever, &queries, self.neighbours, excluded);
+        located.map_err(|error| self.with_row(block, error))
     }
 
     /// For each image of a block, the distance errors of LocDiff, of retrieval, and of LocDiff-H under every setting of
@@ -118,8 +128,9 @@ impl Retrieval {
         grid: &Grid,
     ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        let truths: Vec<UnitVector> = block.images.iter().map(|image| image.truth.into()).collect();
-        Ok(try_settings(retriever, &queries, samples, &truths, grid, self.neighbours)?)
+        let errors =
+            try_settings(retriever, &queries, samples, &true_places(block), grid, self.neighbours, self.exclude);
+        errors.map_err(|error| self.with_row(block, error))
     }
 
     /// The queries of the images of a block. The padding of the block is left out, because embeddings of zeros have no
@@ -127,15 +138,30 @@ impl Retrieval {
     fn queries(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Tensor, InferError> {
         let (images, views) = (block.images.len() as i64, block.views as i64);
         let own = embeddings_ive.f_narrow(0, 0, images * views)?.f_view([images, views, block.width as i64])?;
-        self.head.queries(&own).map_err(|error| match error {
-            RetrievalError::NoDirection { what: "image", row } => {
-                let (location, Image { row, id, .. }) = (&self.location, &block.images[row]);
-                InferError::BadData(format!(
-                    "{location}: row {row} ({id}): the embedding or the output of the head is zero or not finite, so \
-                     it has no direction"
-                ))
-            }
-            other => other.into(),
-        })
+        self.head.queries(&own).map_err(|error| self.with_row(block, error))
     }
+
+    /// An error about one image of a block, with the location and the row of the image.
+    fn with_row(&self, block: &ImageBlock, error: RetrievalError) -> InferError {
+        let row = |image: usize| {
+            let Image { row, id, .. } = &block.images[image];
+            format!("{}: row {row} ({id})", self.location)
+        };
+        match error {
+            RetrievalError::NoDirection { what: "image", row: image } => InferError::BadData(format!(
+                "{}: the embedding or the output of the head is zero or not finite, so it has no direction",
+                row(image)
+            )),
+            RetrievalError::AllExcluded { row: image, radius_km } => InferError::Config(format!(
+                "{}: all gallery points are within eval.exclude_km ({radius_km} km) of its true place; lower \
+                 eval.exclude_km",
+                row(image)
+            )),
+            other => other.into(),
+        }
+    }
+}
+
+fn true_places(block: &ImageBlock) -> Vec<UnitVector> {
+    block.images.iter().map(|image| image.truth.into()).collect()
 }

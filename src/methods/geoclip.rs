@@ -263,7 +263,7 @@ impl Locator for HeadLocator {
         let embeddings = block.embeddings(self.device)?.f_narrow(0, 0, images * views)?;
         let queries = head.queries(&embeddings.f_view([images, views, block.width as i64])?)?;
         let retriever = Retriever::new(&self.gallery, self.device, self.threads)?;
-        let answers = locate_alone(&retriever, &queries, 1)?.into_iter();
+        let answers = locate_alone(&retriever, &queries, 1, None)?.into_iter();
         Ok(answers.map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate] }).collect())
     }
 }

@@ -29,6 +29,14 @@ pub enum RetrievalError {
         /// Index of the gallery point or image, from 0.
         row: usize,
     },
+    /// The evaluation leaves out all gallery points for a photo.
+    #[error("image {row}: all gallery points are within eval.exclude_km ({radius_km} km) of its true place; lower it")]
+    AllExcluded {
+        /// Index of the image, from 0.
+        row: usize,
+        /// The radius.
+        radius_km: f64,
+    },
     /// The sizes of tensors or lists do not match.
     #[error("{what}: got {got}, wanted {want}")]
     Shape {
@@ -53,7 +61,7 @@ pub enum RetrievalError {
 impl HasExitCode for RetrievalError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Head { .. } => ExitCode::Config,
+            Self::Head { .. } | Self::AllExcluded { .. } => ExitCode::Config,
             Self::EmptyGallery(_) | Self::NoDirection { .. } => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),

@@ -2,13 +2,13 @@
 //!
 //! Photos are processed in chunks, which bounds the memory for the logits of the candidates.
 
-use locdiff_core::geo::UnitVector;
+use locdiff_core::geo::{Km, UnitVector};
 use locdiff_core::protocol::TuningErrors;
 use tch::Tensor;
 
 use super::error::RetrievalError;
 use super::hybrid::{Hybrid, ImageSamples, consensus};
-use super::retriever::{Retriever, Scored};
+use super::retriever::{Exclusion, Retriever, Scored};
 use super::tune::Grid;
 use crate::shdd::decode::in_parallel;
 
@@ -40,13 +40,14 @@ pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
 
 /// Locates photos with retrieval and with LocDiff-H. `queries` has the shape `[photos, width]`, and `images` holds
 /// LocDiff's samples for each photo. Retrieval chooses among the best `neighbours` gallery points. `neighbours` is 1
-/// unless the gallery consists of photos.
+/// unless the gallery consists of photos. Both methods ignore the gallery points that `excluded` leaves out.
 pub fn locate(
     retriever: &Retriever<'_>,
     queries: &Tensor,
     images: &[ImageSamples],
     hybrid: &Hybrid,
     neighbours: usize,
+    excluded: Option<Exclusion<'_>>,
 ) -> Result<Vec<LocatedPlaces>, RetrievalError> {
     let index = retriever.gallery().index();
     let points = index.points();
@@ -55,20 +56,23 @@ pub fn locate(
         let answer = image.answer(hybrid, points, wanted, &scored.logits);
         LocatedPlaces { retrieval, hybrid: answer.map(|point| points[point as usize]) }
     };
-    for_each_photo(retriever, queries, images, neighbours, candidates, finish)
+    for_each_photo(retriever, queries, (images, excluded), neighbours, candidates, finish)
 }
 
-/// Locates photos with retrieval alone, which chooses among the best `neighbours` gallery points.
+/// Locates photos with retrieval alone, which chooses among the best `neighbours` gallery points. The points in
+/// `excluded` are ignored.
 pub fn locate_alone(
     retriever: &Retriever<'_>,
     queries: &Tensor,
     neighbours: usize,
+    excluded: Option<Exclusion<'_>>,
 ) -> Result<Vec<UnitVector>, RetrievalError> {
     let photos = vec![(); queries.size().first().copied().unwrap_or(0) as usize];
-    for_each_photo(retriever, queries, &photos, neighbours, |()| Vec::new(), |(), _, _, retrieval| retrieval)
+    for_each_photo(retriever, queries, (&photos, excluded), neighbours, |()| Vec::new(), |(), _, _, retrieval| retrieval)
 }
 
-/// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`.
+/// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`. Gallery points
+/// within `exclude` of a photo's true place are ignored.
 pub fn try_settings(
     retriever: &Retriever<'_>,
     queries: &Tensor,
@@ -76,6 +80,7 @@ pub fn try_settings(
     truths: &[UnitVector],
     grid: &Grid,
     neighbours: usize,
+    exclude: Option<Km>,
 ) -> Result<Vec<TuningErrors>, RetrievalError> {
     if truths.len() != images.len() {
         let (got, want) = (truths.len().to_string(), images.len().to_string());
@@ -92,7 +97,8 @@ pub fn try_settings(
                 settings_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
             }
         };
-    for_each_photo(retriever, queries, &pairs, neighbours, candidates, finish)
+    let excluded = exclude.map(|radius| Exclusion { radius, truths });
+    for_each_photo(retriever, queries, (&pairs, excluded), neighbours, candidates, finish)
 }
 
 /// Processes photos in chunks. For each photo, finds the candidates, scores them, and calls `finish` with the photo,
@@ -100,7 +106,7 @@ pub fn try_settings(
 fn for_each_photo<Photo: Sync, Found: Send>(
     retriever: &Retriever<'_>,
     queries: &Tensor,
-    photos: &[Photo],
+    (photos, excluded): (&[Photo], Option<Exclusion<'_>>),
     neighbours: usize,
     candidates: impl Fn(&Photo) -> Vec<u32> + Sync,
     finish: impl Fn(&Photo, &[u32], &Scored, UnitVector) -> Found + Sync,
@@ -113,9 +119,19 @@ fn for_each_photo<Photo: Sync, Found: Send>(
     let (threads, points) = (retriever.threads(), retriever.gallery().points());
     let mut found = Vec::with_capacity(photos.len());
     for (first, photos) in (0..).step_by(PHOTOS).zip(photos.chunks(PHOTOS)) {
-        let wanted = in_parallel(threads, photos, &candidates);
-        let queries = queries.f_narrow(0, first, photos.len() as i64)?;
-        let scored = retriever.score(&queries, &wanted, neighbours.max(1))?;
+        let mut wanted = in_parallel(threads, photos, &candidates);
+        let excluded = excluded.map(|excluded| excluded.of_photos(first, photos.len()));
+        if let Some(Exclusion { radius, truths }) = excluded {
+            for (wanted, truth) in wanted.iter_mut().zip(truths) {
+                wanted.retain(|point| points[*point as usize].distance(*truth) > radius);
+            }
+        }
+        let queries = queries.f_narrow(0, first as i64, photos.len() as i64)?;
+        let scored = retriever.score(&queries, &wanted, neighbours.max(1), excluded)?;
+        // A gallery has points, so a photo without a best point has lost all of them to the exclusion.
+        if let (Some(row), Some(excluded)) = (scored.iter().position(|scored| scored.best.is_empty()), excluded) {
+            return Err(RetrievalError::AllExcluded { row: first + row, radius_km: excluded.radius.0 });
+        }
         let tasks: Vec<_> = photos.iter().zip(wanted.iter().zip(&scored)).collect();
         found.extend(in_parallel(threads, &tasks, |(photo, (wanted, scored))| {
             let nearest =

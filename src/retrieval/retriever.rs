@@ -13,11 +13,13 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use locdiff_core::geo::{Km, UnitVector};
 use tch::{Device, Kind, Tensor};
 
 use super::error::RetrievalError;
 use super::gallery::Gallery;
 use crate::geoclip::for_each_tile;
+use crate::shdd::decode::in_parallel;
 
 /// The embeddings of a gallery stay in GPU memory if they need at most this many bytes.
 const KEPT_BYTES_MAX: usize = 16 << 30;
@@ -51,6 +53,23 @@ pub struct Scored {
     pub best: Vec<(u32, f32)>,
     /// Logits of the requested gallery points, in the order of the request.
     pub logits: Vec<f32>,
+}
+
+/// Gallery points that a photo must not find: those within a radius of its true place. An evaluation leaves them out to
+/// measure how well places are found that the gallery does not have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Exclusion<'a> {
+    /// Points at most this far from the true place are left out.
+    pub radius: Km,
+    /// True place of each photo.
+    pub truths: &'a [UnitVector],
+}
+
+impl Exclusion<'_> {
+    /// The exclusion for the `count` photos from `first` on.
+    pub(super) fn of_photos(&self, first: usize, count: usize) -> Self {
+        Self { radius: self.radius, truths: &self.truths[first..first + count] }
+    }
 }
 
 /// Answers queries against a gallery.
@@ -88,8 +107,15 @@ impl<'a> Retriever<'a> {
     }
 
     /// Scores `queries`, `[images, width]`. For each query, returns the best `top` gallery points, and the logits of
-    /// the gallery points that `wanted` requests. The indices in `wanted` must be ascending.
-    pub fn score(&self, queries: &Tensor, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
+    /// the gallery points that `wanted` requests. The indices in `wanted` must be ascending. The logits of points that
+    /// `excluded` leaves out are -∞, and these points are not among the best.
+    pub fn score(
+        &self,
+        queries: &Tensor,
+        wanted: &[Vec<u32>],
+        top: usize,
+        excluded: Option<Exclusion<'_>>,
+    ) -> Result<Vec<Scored>, RetrievalError> {
         let (images, width) = (wanted.len() as i64, self.gallery.width() as i64);
         if queries.size() != [images, width] {
             let (got, want) = (format!("{:?}", queries.size()), format!("[{images}, {width}]"));
@@ -97,9 +123,15 @@ impl<'a> Retriever<'a> {
         }
         let size = TileSize::for_device(self.device);
         let mut scored = Vec::with_capacity(wanted.len());
+        let index = self.gallery.index();
         for (first, wanted) in (0..).step_by(size.images).zip(wanted.chunks(size.images)) {
-            let tile_iw = padded(queries.f_narrow(0, first, wanted.len() as i64)?, size.images)?;
-            scored.extend(self.score_tile(&tile_iw.f_to_device(self.device)?, wanted, top, size)?);
+            let tile_iw = padded(queries.f_narrow(0, first as i64, wanted.len() as i64)?, size.images)?;
+            // The points are listed for one tile at a time, because a large radius contains many of them.
+            let hidden = excluded.map_or_else(Vec::new, |excluded| {
+                let Exclusion { radius, truths } = excluded.of_photos(first, wanted.len());
+                in_parallel(self.threads, truths, |truth| index.within(*truth, radius))
+            });
+            scored.extend(self.score_tile(&tile_iw.f_to_device(self.device)?, (wanted, &hidden), top, size)?);
         }
         Ok(scored)
     }
@@ -107,7 +139,7 @@ impl<'a> Retriever<'a> {
     fn score_tile(
         &self,
         queries_iw: &Tensor,
-        wanted: &[Vec<u32>],
+        (wanted, hidden): (&[Vec<u32>], &[Vec<u32>]),
         top: usize,
         size: TileSize,
     ) -> Result<Vec<Scored>, RetrievalError> {
@@ -127,7 +159,7 @@ impl<'a> Retriever<'a> {
         };
         let at_once = if self.device.is_cuda() { 1 } else { self.threads };
         for_each_tile(at_once, tiles, share, |question: &Question, range: Range<usize>| {
-            let part = question.score(&range, wanted, top)?;
+            let part = question.score(&range, (wanted, hidden), top)?;
             parts.lock().unwrap_or_else(PoisonError::into_inner).push((range.start, part));
             Ok::<(), RetrievalError>(())
         })?;
@@ -160,19 +192,30 @@ struct Question {
 }
 
 impl Question {
-    /// Scores the queries against one tile of the gallery.
-    fn score(&self, range: &Range<usize>, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
+    /// Scores the queries against one tile of the gallery. The logits of the points in `hidden` become -∞.
+    fn score(
+        &self,
+        range: &Range<usize>,
+        (wanted, hidden): (&[Vec<u32>], &[Vec<u32>]),
+        top: usize,
+    ) -> Result<Vec<Scored>, RetrievalError> {
         tch::no_grad(|| {
             let logits_ig = self.logits(range)?;
             let columns = logits_ig.size()[1] as usize;
+            let flat = |lists: &[&[u32]]| -> Result<Tensor, RetrievalError> {
+                let at = |(image, list): (usize, &&[u32])| -> Vec<i64> {
+                    list.iter().map(|point| (image * columns + *point as usize - range.start) as i64).collect()
+                };
+                let places: Vec<i64> = lists.iter().enumerate().flat_map(at).collect();
+                Ok(Tensor::f_from_slice(&places)?.f_to_device(self.device)?)
+            };
+            if hidden.iter().any(|points| !slice(points, range).is_empty()) {
+                let places = flat(&hidden.iter().map(|points| slice(points, range)).collect::<Vec<_>>())?;
+                let _ = logits_ig.f_view([-1])?.f_index_fill_(0, &places, f64::NEG_INFINITY)?;
+            }
             let best = best_of(&logits_ig, range, wanted.len(), top)?;
             let slices: Vec<&[u32]> = wanted.iter().map(|wanted| slice(wanted, range)).collect();
-            let at = |(image, slice): (usize, &&[u32])| -> Vec<i64> {
-                slice.iter().map(|point| (image * columns + *point as usize - range.start) as i64).collect()
-            };
-            let places: Vec<i64> = slices.iter().enumerate().flat_map(at).collect();
-            let places = Tensor::f_from_slice(&places)?.f_to_device(self.device)?;
-            let values = logits_ig.f_view([-1])?.f_index_select(0, &places)?.f_to_device(Device::Cpu)?;
+            let values = logits_ig.f_view([-1])?.f_index_select(0, &flat(&slices)?)?.f_to_device(Device::Cpu)?;
             let mut values = Vec::<f32>::try_from(values)?.into_iter();
             let scored = best.into_iter().zip(slices).map(|(best, slice)| {
                 let logits = values.by_ref().take(slice.len()).collect();
@@ -210,7 +253,8 @@ pub(super) fn padded(rows: Tensor, count: usize) -> Result<Tensor, tch::TchError
     rows.f_constant_pad_nd(pad)
 }
 
-/// The best `top` points of a tile for each of the first `images` queries. All further queries are padding.
+/// The best `top` points of a tile for each of the first `images` queries, without points whose logit is -∞. All
+/// further queries are padding.
 fn best_of(
     logits_ig: &Tensor,
     range: &Range<usize>,
@@ -227,7 +271,8 @@ fn best_of(
     let places = Vec::<i64>::try_from(places.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)?;
     let pair = |(place, value): (&i64, &f32)| ((range.start as i64 + place) as u32, *value);
     let rows = places.chunks_exact(count).zip(values.chunks_exact(count)).take(images);
-    Ok(rows.map(|(places, values)| places.iter().zip(values).map(pair).collect()).collect())
+    let is_shown = |(_, logit): &(u32, f32)| *logit > f32::NEG_INFINITY;
+    Ok(rows.map(|(places, values)| places.iter().zip(values).map(pair).filter(is_shown).collect()).collect())
 }
 
 /// The part of `wanted` that lies in the tile `range`. `wanted` must be ascending.

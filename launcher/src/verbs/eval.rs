@@ -43,9 +43,17 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
+    if request.exclude_km.is_some() && !request.hybrid && !request.tune {
+        refuse!(
+            Usage,
+            "--exclude-km leaves out gallery points, but LocDiff alone uses no gallery; add --hybrid or --tune"
+        );
+    }
+    let mut global = global.clone();
+    global.set.extend(request.exclude_km.map(|km| format!("eval.exclude_km={km:?}")));
     hold_signals()?;
     // `_use` keeps a launcher that trains the same run from removing the checkpoint during the evaluation.
-    let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid && !request.tune, output)?;
+    let (run, checkpoint, _use, resolved) = target::find(&global, request.hybrid && !request.tune, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,

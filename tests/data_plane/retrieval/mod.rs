@@ -11,13 +11,14 @@ use arrow_array::{ArrayRef, Float64Array, ListArray, RecordBatch};
 use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
 use locdiff::infer::retrieval_data;
 use locdiff::retrieval::{
-    DataFacts, DataHead, Gallery, Hybrid, ImageSamples, QueryHead, Retriever, Scored, check_head, knn_place, locate,
+    DataFacts, DataHead, Exclusion, Gallery, Grid, Hybrid, ImageSamples, QueryHead, RetrievalError, Retriever, Scored,
+    check_head, knn_place, locate, try_settings,
 };
 use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
 use locdiff_core::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
 use locdiff_core::exit_code::HasExitCode;
-use locdiff_core::geo::{Place, UnitVector};
+use locdiff_core::geo::{Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, Stream};
 use parquet::arrow::ArrowWriter;
 use tch::{Device, Kind, Tensor};
@@ -66,7 +67,7 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
     let wanted: Vec<Vec<u32>> =
         (0..images as u32).map(|image| (image..9000).step_by(501 + image as usize).collect()).collect();
     let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("the gallery fits in memory");
-    let scored = retriever.score(&queries, &wanted, 3).expect("the inputs are valid");
+    let scored = retriever.score(&queries, &wanted, 3, None).expect("the inputs are valid");
     let points = rows(&normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half));
     for (image, (scored, wanted)) in scored.iter().zip(&wanted).enumerate() {
         let views = rows(&embeddings.get(image as i64));
@@ -95,6 +96,47 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
 }
 
 #[test]
+fn excluded_points_are_never_found() {
+    let (gallery, images) = (gallery(9000), 150);
+    let points = gallery.points();
+    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(2, &[images, 1, WIDTH as i64]));
+    let queries = queries.expect("the embeddings are valid");
+    let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("the gallery fits in memory");
+    let everything: Vec<Vec<u32>> = vec![(0..9000).collect(); images as usize];
+    let open = retriever.score(&queries, &everything, 1, None).expect("the inputs are valid");
+    // Each photo is taken at the gallery point that it would retrieve. Some of these points are in the last tile, which
+    // is padded.
+    let truths: Vec<UnitVector> = open.iter().map(|scored| points[scored.best[0].0 as usize]).collect();
+    let excluded = Exclusion { radius: Km(3000.0), truths: &truths };
+    let scored = retriever.score(&queries, &everything, 3, Some(excluded)).expect("the inputs are valid");
+    for (image, (scored, open)) in scored.iter().zip(&open).enumerate() {
+        let is_left = |(point, _): &(u32, f32)| points[*point as usize].distance(truths[image]) > Km(3000.0);
+        let mut left: Vec<(u32, f32)> = (0..).zip(open.logits.iter().copied()).filter(is_left).collect();
+        assert!((7000..9000).contains(&left.len()), "image {image}: {} points are left", left.len());
+        left.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        assert_eq!(scored.best, left[..3], "image {image}");
+    }
+    let images: Vec<ImageSamples> =
+        truths.iter().map(|truth| ImageSamples { aggregate: *truth, samples: vec![*truth] }).collect();
+    let hybrid = |radius_km| Hybrid { mode: HybridMode::Consensus, radius_km, density_weight: 1.0, density_km: 100.0 };
+    for (radius_km, is_found) in [(2999.0, false), (4000.0, true)] {
+        let found = locate(&retriever, &queries, &images, &hybrid(radius_km), 1, Some(excluded));
+        for (found, truth) in found.expect("the inputs are valid").iter().zip(&truths) {
+            assert!(found.retrieval.distance(*truth) > Km(3000.0), "retrieval found a point that was left out");
+            assert_eq!(found.hybrid.map(|place| place.distance(*truth) > Km(3000.0)), is_found.then_some(true));
+        }
+        let grid = Grid { settings: vec![hybrid(radius_km)] };
+        let errors = try_settings(&retriever, &queries, &images, &truths, &grid, 1, Some(excluded.radius));
+        for errors in errors.expect("the inputs are valid") {
+            assert!(errors.retrieval_km > 3000.0 && (errors.settings_km[0] > 3000.0) == is_found, "{errors:?}");
+        }
+    }
+    let all = Exclusion { radius: Km(21_000.0), ..excluded };
+    let error = locate(&retriever, &queries, &images, &hybrid(10.0), 1, Some(all)).expect_err("no points are left");
+    assert!(matches!(error, RetrievalError::AllExcluded { row: 0, .. }), "{error}");
+}
+
+#[test]
 fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
     let gallery = gallery(9000);
     let embeddings = normals(2, &[300, 2, WIDTH as i64]);
@@ -105,7 +147,7 @@ fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
         let wanted: Vec<Vec<u32>> = chosen.iter().map(|image| wanted[*image as usize].clone()).collect();
         Retriever::new(&gallery, Device::Cpu, threads)
             .expect("the gallery fits in memory")
-            .score(&queries, &wanted, 2)
+            .score(&queries, &wanted, 2, None)
             .expect("the inputs are valid")
     };
     let all: Vec<i64> = (0..300).collect();
@@ -142,7 +184,7 @@ fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
     let queries = head.queries(&photos).expect("the embeddings are valid");
     let retriever = Retriever::new(&again, Device::Cpu, 2).expect("the gallery fits in memory");
     for (scored, point) in
-        retriever.score(&queries, &vec![Vec::new(); 3], 1).expect("the inputs are valid").iter().zip(shown)
+        retriever.score(&queries, &vec![Vec::new(); 3], 1, None).expect("the inputs are valid").iter().zip(shown)
     {
         assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "the wrong point is best");
         assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "the cosine is not 1");
@@ -166,9 +208,7 @@ fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
 #[test]
 fn retrieval_among_training_photos_weighs_all_given_neighbours() {
     let found = points(4);
-    let near = found[3]
-        .displace(locdiff_core::geo::Degrees(0.0), locdiff_core::geo::Km(2.0))
-        .expect("the displacement is finite");
+    let near = found[3].displace(locdiff_core::geo::Degrees(0.0), Km(2.0)).expect("the displacement is finite");
     let places = [found[0], found[3], near, found[2]];
     let best = [(0, 10.0), (1, 9.9), (2, 9.9), (3, 5.0)];
     assert_eq!(knn_place(&places, &best[..1]), Some(0));
@@ -183,7 +223,7 @@ fn retrieval_among_training_photos_weighs_all_given_neighbours() {
         .map(|place| ImageSamples { aggregate: place.antipode(), samples: vec![place.antipode()] })
         .collect();
     let hybrid = Hybrid { mode: HybridMode::Aggregate, radius_km: 1.0, density_weight: 0.0, density_km: 1.0 };
-    let located = locate(&retriever, &queries, &images, &hybrid, 1).expect("the inputs are valid");
+    let located = locate(&retriever, &queries, &images, &hybrid, 1, None).expect("the inputs are valid");
     for (located, place) in located.iter().zip(&places) {
         assert_eq!(located.retrieval, *place, "a photo did not retrieve itself");
         assert_eq!(

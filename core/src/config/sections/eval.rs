@@ -137,6 +137,9 @@ section! {
         pub neighbourhood_km: f64 = 0.0,
         /// Move each decoded point to the nearest mode on the continuous sphere.
         pub refine: bool = false,
+        /// Retrieval and LocDiff-H ignore gallery points, and training photos in a gallery of photos, at most this far
+        /// from the photo's true place, km; 0: none are ignored. The points that codes are decoded to are not affected.
+        pub exclude_km: f64 = 0.0,
         /// Steps between quick evaluations on `shards.validation` during training; 0: none.
         pub every: u64 = 1000,
         /// Number of rows in a quick evaluation, from the start of the validation data.
@@ -182,6 +185,7 @@ impl EvalConfig {
             }
         }
         checker.within("eval.neighbourhood_km", self.neighbourhood_km, 0.0..=20_000.0);
+        checker.within("eval.exclude_km", self.exclude_km, 0.0..=20_000.0);
     }
 }
 

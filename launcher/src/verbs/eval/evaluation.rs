@@ -80,7 +80,7 @@ impl Evaluation<'_> {
         };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
-            "overlap": overlaps, "rows": rows, "differences": differences,
+            "exclude_km": table::exclude_km(&summary, &config.eval), "overlap": overlaps, "rows": rows, "differences": differences,
         });
         let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
         let heading = format!("{}{head}\n", self.checkpoint.path.display());
@@ -114,13 +114,14 @@ impl Evaluation<'_> {
         self.resolved.config.retrieval.head = tuned.head;
         apply_setting(tuned.setting, &mut self.resolved);
         let origin = format!(
-            "tuned on {} {} from {} with the retrieval head {}, checkpoint at step {} of run {}",
+            "tuned on {} {} from {} with the retrieval head {}, checkpoint at step {} of run {}{}",
             summary.rows,
             table::photo_kind(summary.is_simulated),
             config.shards.validation,
             tuned.head.name(),
             summary.step,
             self.run.display(),
+            table::excluded(&summary, &config.eval),
         );
         let accuracies = |width: usize| table::choice(&chosen, &config.eval.thresholds_km, width);
         let path = self

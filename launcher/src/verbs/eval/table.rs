@@ -60,7 +60,8 @@ pub(super) fn computed(
     found.into_iter().map(row).collect()
 }
 
-fn name(method: Method, summary: &EvalSummary) -> String {
+/// The name of a method in the table and in the plot.
+pub(super) fn name(method: Method, summary: &EvalSummary) -> String {
     match (method, summary.head) {
         (Method::Retrieval, Some(RetrievalHead::Knn)) => "nearest training photos".to_owned(),
         (Method::Retrieval, Some(RetrievalHead::Trained)) => "GeoCLIP, trained head".to_owned(),
@@ -194,7 +195,21 @@ pub(super) fn data_summary(summary: &EvalSummary, places: usize, config: &EvalCo
         }
         _ => String::new(),
     };
-    format!("{} {kind} of {views} at {places} places{source}{skipped}{choice}", summary.rows)
+    let excluded = excluded(summary, config);
+    format!("{} {kind} of {views} at {places} places{source}{skipped}{choice}{excluded}", summary.rows)
+}
+
+/// Says which gallery points were left out; "" if none were.
+pub(super) fn excluded(summary: &EvalSummary, config: &EvalConfig) -> String {
+    match exclude_km(summary, config) {
+        0.0 => String::new(),
+        km => format!("; gallery points within {km} km of a photo's true place are left out"),
+    }
+}
+
+/// The radius within which gallery points were left out; 0 if none were, or if the evaluation used no gallery.
+pub(super) fn exclude_km(summary: &EvalSummary, config: &EvalConfig) -> f64 {
+    if summary.head.is_some() { config.exclude_km } else { 0.0 }
 }
 
 /// The noun for the evaluated rows in the output: "simulated photos" or "photos".
