@@ -1,8 +1,10 @@
 //! World maps as PNG: predictions compared with the truth, and the density of one sample at successive denoising steps.
+//! Also a plot of accuracies as SVG.
 //!
 //! The modules in reading order:
 //! - [`answers`]: predictions compared with the truth.
 //! - [`density`]: the density of one sample at successive denoising steps.
+//! - [`curves`]: accuracy over the distance to the nearest training photo.
 //! - `world`: the map projection, land, and lines that may cross the 180th meridian.
 //! - `glyphs`: a tiny bitmap font.
 //! - [`png`]: the PNG encoder.
@@ -12,11 +14,13 @@
 //! `coastline.txt` names the source).
 
 pub mod answers;
+pub mod curves;
 pub mod density;
 mod glyphs;
 pub mod png;
 mod world;
 
 pub use answers::{ANSWERS_MAX, Answer, answers_map};
+pub use curves::distance_curves;
 pub use density::{Frame, density_strip, field_points};
 pub use png::Picture;

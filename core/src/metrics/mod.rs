@@ -5,10 +5,12 @@
 //!   one predictor or for the difference between two.
 //! - [`bootstrap`]: the confidence intervals.
 //! - [`places`]: which rows share a place.
+//! - [`by_distance`]: accuracy over the distance to the nearest training photo.
 //! - [`overlap`]: how many test places lie near training places or gallery points.
 //! - [`prdc`]: density and coverage, which compare the distributions of predicted and true places.
 
 pub mod bootstrap;
+pub mod by_distance;
 mod error;
 pub mod overlap;
 pub mod places;
@@ -17,6 +19,7 @@ pub mod scores;
 pub mod tally;
 
 pub use bootstrap::{Bootstrap, Interval};
+pub use by_distance::{ByDistance, DistanceBin, DistanceCurve};
 pub use error::MetricsError;
 pub use overlap::{Overlap, Overlaps};
 pub use places::PlaceGroups;

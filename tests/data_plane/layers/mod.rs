@@ -28,7 +28,8 @@ const CORE: Design = Design {
     source: "core/src",
     rows: &[
         &["cgroup", "exit_code", "geo", "pulse", "random", "stop", "text"],
-        &["config", "draw", "files", "metrics", "tables"],
+        &["metrics"],
+        &["config", "draw", "files", "tables"],
         &["predictions", "protocol", "tensorboard"],
         &["tuning"],
     ],

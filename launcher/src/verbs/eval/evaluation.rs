@@ -7,6 +7,7 @@ use locdiff_core::cgroup::memory_available_bytes;
 use locdiff_core::config::{
     DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, TrainMethod, ValueOrigin,
 };
+use locdiff_core::draw::distance_curves;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use super::files::{EvalFolder, TunedSetting};
 use super::gather::{GalleryProgress, Gather};
 use super::published;
-use super::score::{BoardTarget, ScoreTask};
+use super::score::{BoardTarget, ScoreTask, by_distance};
 use super::table::{self, Row, data_summary};
 use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::output::Output;
@@ -69,6 +70,10 @@ impl Evaluation<'_> {
             (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, places, &config.eval));
         let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };
         let (found, differences) = self.supervisor.compute(move || task.run())?;
+        let by_distance = gather.training_km().map(|km| by_distance(&km, &found, &config.eval.thresholds_km));
+        let names: Vec<String> = found.iter().map(|scored| table::name(scored.method, &summary)).collect();
+        let plot = by_distance.as_ref().map(|found| distance_curves(found, &names));
+        let plot = folder.write_plot(plot.as_deref())?;
         let mut rows = table::computed(found, &summary, &gather, &config);
         if is_table1 {
             rows.extend(published::rows_for(&config.eval.thresholds_km).into_iter().map(Row::Published));
@@ -80,14 +85,16 @@ impl Evaluation<'_> {
         };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
-            "exclude_km": table::exclude_km(&summary, &config.eval), "overlap": overlaps, "rows": rows, "differences": differences,
+            "exclude_km": table::exclude_km(&summary, &config.eval), "overlap": overlaps, "rows": rows, "differences": differences, "by_training_distance": by_distance,
         });
         let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
         let heading = format!("{}{head}\n", self.checkpoint.path.display());
         let report = folder.write_report(&result, &(heading + &text(REPORT_WIDTH)), &config)?;
         self.output.print(&text(width()));
         let answers = folder.answers_path(best);
-        for (what, path) in [("answers", answers), ("report", report)] {
+        for (what, path) in
+            [("answers", answers)].into_iter().chain(plot.map(|plot| ("plot", plot))).chain([("report", report)])
+        {
             self.output.print(&format!("{what}:\n  {}", path.display()));
         }
         Ok(result)

@@ -2,13 +2,14 @@
 //! evaluation replaces all results, and a new tuning replaces `tuned.toml`.
 //!
 //! ```text
-//! truth.csv               id,lat,lon of every evaluated row, in the order of the data
-//! predictions-METHOD.csv  id,lat,lon of the answers of a method, in the order of the data
-//! samples.csv             id,lat,lon of the first sample of each row, for density and coverage
-//! table.json              the JSON result, as `--json` prints it
-//! report.txt              the table and the configuration
-//! lock                    locked by the evaluation that writes to this folder
-//! tuned.toml              settings of LocDiff-H chosen by `eval --tune` and used by `eval --hybrid`
+//! truth.csv                 id,lat,lon of every evaluated row, in the order of the data
+//! predictions-METHOD.csv    id,lat,lon of the answers of a method, in the order of the data
+//! samples.csv               id,lat,lon of the first sample of each row, for density and coverage
+//! accuracy-by-distance.svg  accuracies over the distance to the nearest training photo
+//! table.json                the JSON result, as `--json` prints it
+//! report.txt                the table and the configuration
+//! lock                      locked by the evaluation that writes to this folder
+//! tuned.toml                settings of LocDiff-H chosen by `eval --tune` and used by `eval --hybrid`
 //! ```
 
 use std::fmt::Write as _;
@@ -26,6 +27,9 @@ use super::gather::Gather;
 use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, RunLock};
+
+/// Name of the plot of accuracies over the distance to the nearest training photo.
+const PLOT: &str = "accuracy-by-distance.svg";
 
 /// Prefix of the names of files with answers.
 const PREDICTIONS: &str = "predictions-";
@@ -107,6 +111,17 @@ impl EvalFolder {
     /// The file with the answers of a method.
     pub(super) fn answers_path(&self, method: Method) -> PathBuf {
         self.path.join(answers_name(method))
+    }
+
+    /// Writes the plot of accuracies over the distance to the nearest training photo, and returns its path. Without a
+    /// plot, removes the plot of an earlier evaluation.
+    pub(super) fn write_plot(&self, svg: Option<&str>) -> Result<Option<PathBuf>, LaunchError> {
+        let path = self.path.join(PLOT);
+        match svg {
+            Some(svg) => self.write(PLOT, svg.as_bytes()).map(Some),
+            None if path.exists() => Ok(self.files.remove_file(&path).map(|()| None)?),
+            None => Ok(None),
+        }
     }
 
     /// Writes `table.json` and `report.txt`. Returns the path of `report.txt`.

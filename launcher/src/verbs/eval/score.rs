@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use locdiff_core::draw::{ANSWERS_MAX, Answer, answers_map};
 use locdiff_core::geo::UnitVector;
 use locdiff_core::metrics::{
-    Bootstrap, MetricsError, NamedIntervals, PlaceGroups, Rating, Scores, Within, compare, rate,
+    Bootstrap, ByDistance, MetricsError, NamedIntervals, PlaceGroups, Rating, Scores, Within, compare, rate,
 };
 use locdiff_core::protocol::Method;
 use locdiff_core::tensorboard::{Board, BoardError};
@@ -58,6 +58,14 @@ pub(super) struct MethodScore {
     pub(super) method: Method,
     pub(super) rating: Rating,
     errors_km: Vec<f64>,
+}
+
+/// The accuracies of each method over the distance to the nearest training photo, which `nearest_km` gives for each
+/// row.
+pub(super) fn by_distance(nearest_km: &[f32], found: &[MethodScore], thresholds_km: &[f64]) -> ByDistance {
+    let method = |scored: &MethodScore| scored.method.name().to_owned();
+    let methods: Vec<(String, &[f64])> = found.iter().map(|scored| (method(scored), &*scored.errors_km)).collect();
+    ByDistance::new(nearest_km, thresholds_km, &methods)
 }
 
 /// The scores of LocDiff-H minus the scores of LocDiff, of retrieval, or of the better of these two methods. The
