@@ -1,7 +1,7 @@
 //! Distances from test places to the places that a model may know: the training places and the points of a gallery.
 //!
-//! Only coordinates are read. With 5 million training rows, this takes a few seconds, so one worker does it for all
-//! rows.
+//! Only coordinates are read. With 5 million training rows, building the index takes up to ten seconds, so one worker does
+//! it for all rows.
 
 use std::path::Path;
 
