@@ -97,8 +97,7 @@ pub fn run(
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
         Ok(block)
     });
-    let mut send =
-        |found: Vec<LocatedRow>| send(ToLauncher::Located(LocatedRows { of_rows: rows.count, rows: found }));
+    let mut send = |found: Vec<LocatedRow>| send(ToLauncher::Located(LocatedRows { of_rows: rows.count, rows: found }));
     match &engine {
         Some(engine) => engine.locate_all(blocks).try_for_each(|located| send(methods.answers(&located?)?))?,
         None => {

@@ -11,8 +11,7 @@ use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
     Exclusion, Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate,
-    locate_alone,
-    try_settings,
+    locate_alone, try_settings,
 };
 
 /// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice

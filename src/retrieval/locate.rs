@@ -68,7 +68,14 @@ pub fn locate_alone(
     excluded: Option<Exclusion<'_>>,
 ) -> Result<Vec<UnitVector>, RetrievalError> {
     let photos = vec![(); queries.size().first().copied().unwrap_or(0) as usize];
-    for_each_photo(retriever, queries, (&photos, excluded), neighbours, |()| Vec::new(), |(), _, _, retrieval| retrieval)
+    for_each_photo(
+        retriever,
+        queries,
+        (&photos, excluded),
+        neighbours,
+        |()| Vec::new(),
+        |(), _, _, retrieval| retrieval,
+    )
 }
 
 /// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`. Gallery points
