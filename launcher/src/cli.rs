@@ -199,6 +199,21 @@ pub enum ShardsVerb {
         #[arg(long)]
         overwrite: bool,
     },
+    /// Write a gallery file: the places of a list, and an even grid of points on land.
+    Grid {
+        /// Distance between neighbouring points of the grid, in km.
+        #[arg(long, value_name = "KM", default_value_t = 25.0, value_parser = decimal(5.0, 1000.0))]
+        spacing_km: f64,
+        /// Places to use instead of GeoCLIP's gallery: a CSV or Parquet table, or an N x 2 .npy file.
+        #[arg(long, value_name = "FILE")]
+        coordinates: Option<PathBuf>,
+        /// CSV file to write.
+        #[arg(long, value_name = "OUT")]
+        out: PathBuf,
+        /// Replace OUT if it exists.
+        #[arg(long)]
+        overwrite: bool,
+    },
     /// Build shards from your own coordinates and embeddings.
     Build {
         /// CSV or Parquet file with ids and coordinates.

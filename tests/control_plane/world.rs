@@ -1,4 +1,4 @@
-//! Tests of `geoclip import` and `shards simulate` with the real binaries and GeoCLIP's real weights.
+//! Tests of `geoclip import`, `shards simulate` and `shards grid` with the real binaries and GeoCLIP's real weights.
 
 use std::path::Path;
 
@@ -47,4 +47,21 @@ fn import_without_network_suggests_a_local_wheel() {
     let ran = stage.command("geoclip import").env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "/dev/null").output();
     let ran = crate::stage::Ran::from(ran.expect("the launcher can be started"));
     ran.exits_with(ExitCode::NoData).stderr_has("cannot download geoclip==1.3.0: pip says: ").stderr_has("--wheel");
+}
+
+#[test]
+fn grid_covers_the_land_beside_the_places_of_a_list() {
+    let stage = Stage::new(Worker::None);
+    stage.run("shards grid --out grid.csv").exits_with(ExitCode::NoData).stderr_has("locdiff-launch geoclip import");
+    std::fs::write(stage.path().join("list.csv"), "id,lat,lon\na,0.5,-30\n").expect("the test folder is writable");
+    let grid = "shards grid --coordinates list.csv --spacing-km 200 --out grid.csv --json";
+    let made = stage.run(grid).exits_with(ExitCode::Success).json();
+    // Land covers 149 million km², and each point stands for 40,000 km².
+    let points = made["grid_points"].as_u64().expect("the number of points is reported");
+    assert!((3500..3950).contains(&points), "{points} points on land, wanted about 3,725");
+    let places = locdiff_core::tables::read_places(&stage.path().join("grid.csv")).expect("the file is a gallery");
+    assert_eq!((places.len() as u64, places[0].longitude().0), (points + 1, -30.0));
+    stage.run(grid).exits_with(ExitCode::Exists).stderr_has("--overwrite");
+    stage.run("shards grid --spacing-km 1 --out x").exits_with(ExitCode::Usage).stderr_has("wanted a number from 5 to");
+    stage.run("shards simulate --cells 1 --out x").exits_with(ExitCode::Usage).stderr_has("--part");
 }

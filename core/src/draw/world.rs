@@ -12,6 +12,17 @@ use crate::geo::{Place, UnitVector};
 
 /// Outlines of land as closed rings of (longitude, latitude) in degrees.
 static LAND: LazyLock<Vec<Vec<[f64; 2]>>> = LazyLock::new(|| rings(include_str!("coastline.txt")));
+/// The edges of the outlines that touch each band of one degree of latitude, from south to north.
+static EDGES: LazyLock<Vec<Vec<[[f64; 2]; 2]>>> = LazyLock::new(|| {
+    let mut bands = vec![Vec::new(); 181];
+    for ring in LAND.iter() {
+        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
+            let (south, north) = (from[1].min(to[1]), from[1].max(to[1]));
+            bands[band(south)..=band(north)].iter_mut().for_each(|edges| edges.push([*from, *to]));
+        }
+    }
+    bands
+});
 /// Angle between successive points of a drawn great circle, in radians: about 2 degrees.
 const ARC_STEP: f64 = 0.035;
 
@@ -23,6 +34,25 @@ fn rings(text: &str) -> Vec<Vec<[f64; 2]>> {
     };
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.split_whitespace().map(point).collect()).collect()
+}
+
+/// The band of [`EDGES`] that a latitude is in.
+fn band(latitude: f64) -> usize {
+    (latitude + 90.0) as usize
+}
+
+/// Whether a place is on land, by Natural Earth's outlines at 1:110 million. These are coarse: the shore may be tens of
+/// km off, small islands are missing, and lakes count as land.
+pub fn is_land(place: Place) -> bool {
+    let (latitude, longitude) = (place.latitude().0, place.longitude().0);
+    // A place is on land if a line from it to the east crosses an odd number of shores. Outlines that cross the 180th
+    // meridian have longitudes beyond ±180°, so each outline is also tried a full turn farther east and west.
+    let is_crossed = |[from, to]: &&[[f64; 2]; 2]| (from[1] > latitude) != (to[1] > latitude);
+    let crossings = EDGES[band(latitude)].iter().filter(is_crossed).map(|[from, to]| {
+        let shore = from[0] + (latitude - from[1]) / (to[1] - from[1]) * (to[0] - from[0]);
+        [-360.0, 0.0, 360.0].into_iter().filter(|turn| shore + turn > longitude).count()
+    });
+    crossings.sum::<usize>() % 2 == 1
 }
 
 /// The rectangle of a map within a picture, in pixels.
@@ -157,21 +187,23 @@ mod tests {
     }
 
     #[test]
-    fn known_places_are_drawn_as_land_or_sea() {
+    fn known_places_are_land_or_sea() {
         let map = Map { left: 0.0, top: 0.0, width: 720.0, height: 360.0 };
         let mut pixmap = canvas(720, 360, [0, 0, 0]);
         fill(&mut pixmap, &map.land().expect("the map contains land"), [255, 255, 255, 255]);
-        let is_land = |latitude: f64, longitude: f64| {
+        let is_drawn_as_land = |latitude: f64, longitude: f64| {
             let [x, y] = map.pixel(point(latitude, longitude));
             pixmap.pixel(x as u32, y as u32).expect("the pixel is on the map").red() > 128
         };
         for (latitude, longitude) in
             [(48.0, 10.0), (-25.0, 135.0), (66.0, -175.0), (67.0, 179.0), (-85.0, 0.0), (-89.0, 120.0), (40.0, -100.0)]
         {
-            assert!(is_land(latitude, longitude), "{latitude}, {longitude} is drawn as sea");
+            assert!(is_drawn_as_land(latitude, longitude), "{latitude}, {longitude} is drawn as sea");
+            assert!(is_land(point(latitude, longitude).into()), "{latitude}, {longitude} counts as sea");
         }
         for (latitude, longitude) in [(0.0, -30.0), (0.0, 179.0), (40.0, 180.0), (-60.0, 0.0), (30.0, -150.0)] {
-            assert!(!is_land(latitude, longitude), "{latitude}, {longitude} is drawn as land");
+            assert!(!is_drawn_as_land(latitude, longitude), "{latitude}, {longitude} is drawn as land");
+            assert!(!is_land(point(latitude, longitude).into()), "{latitude}, {longitude} counts as land");
         }
         let land = pixmap.pixels().chunks_exact(720).enumerate().map(|(row, pixels)| {
             let weight = ((90.0 - (row as f64 + 0.5) / 2.0).to_radians()).cos() / 720.0;
@@ -180,5 +212,8 @@ mod tests {
         // About 29 % of the Earth is land. The Caspian Sea, which the map draws as land, adds less than 0.1 %.
         let share = land.sum::<f64>() * 0.5_f64.to_radians() / 2.0;
         assert!((share - 0.29).abs() < 0.01, "the share of land is {share}, wanted 0.29");
+        let grid = crate::geo::fibonacci_grid(10_000);
+        let share = grid.iter().filter(|point| is_land(Place::from(**point))).count() as f64 / 10_000.0;
+        assert!((share - 0.29).abs() < 0.01, "the share of land in an even grid is {share}, wanted 0.29");
     }
 }

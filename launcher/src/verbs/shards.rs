@@ -3,6 +3,8 @@
 
 mod split;
 
+mod grid;
+
 use std::path::PathBuf;
 
 use locdiff_core::config::RunConfig;
@@ -34,6 +36,9 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
                 ShardsJob::Simulate { world, rows, seed, out, views, coordinates, cells, geoclip, overwrite }
             })?;
             print_made(&made, output)
+        }
+        ShardsVerb::Grid { spacing_km, coordinates, out, overwrite } => {
+            grid::run(spacing_km, coordinates, &out, overwrite, global, output)
         }
         ShardsVerb::Build { table, embeddings, out, overwrite } => {
             require_file("--table", &table)?;

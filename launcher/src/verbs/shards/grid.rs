@@ -1,0 +1,63 @@
+//! `shards grid`: writes a gallery of the places of a list and an even grid of points on land. No worker is needed.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use locdiff_core::draw::is_land;
+use locdiff_core::files::Files;
+use locdiff_core::geo::{EARTH_RADIUS_KM, Place, fibonacci_grid};
+use locdiff_core::tables;
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::error::refuse;
+use crate::output::Output;
+use crate::verbs::paths::{require_file, require_new};
+use crate::verbs::resolve_for;
+
+/// Writes the gallery. `coordinates` is the file with the list; `None` means GeoCLIP's gallery.
+pub(super) fn run(
+    spacing_km: f64,
+    coordinates: Option<PathBuf>,
+    out: &Path,
+    overwrite: bool,
+    global: &Global,
+    output: Output,
+) -> anyhow::Result<Value> {
+    let list = match coordinates {
+        Some(file) => {
+            require_file("--coordinates", &file)?;
+            file
+        }
+        None => geoclip_gallery(global)?,
+    };
+    require_new("--out", out, overwrite)?;
+    let (mut places, grid) = (tables::read_places(&list)?, land_grid(spacing_km));
+    let (listed, points) = (places.len(), grid.len());
+    places.extend(grid);
+    let mut text = String::from("lat,lon\n");
+    for place in &places {
+        // Six decimal places are 11 cm.
+        writeln!(text, "{:.6},{:.6}", place.latitude().0, place.longitude().0)?;
+    }
+    Files::real().write_atomically(out, text.as_bytes())?;
+    let shown = out.display();
+    output.print(&format!("{listed} places of {} and {points} points on land in {shown}", list.display()));
+    Ok(json!({ "ok": true, "out": out, "places": listed, "grid_points": points }))
+}
+
+fn geoclip_gallery(global: &Global) -> anyhow::Result<PathBuf> {
+    let folder = resolve_for(global, &["retrieval"])?.config.retrieval.geoclip;
+    let file = Path::new(&folder).join("gallery.csv");
+    if !file.is_file() {
+        refuse!(NoData, "no gallery at {}; `locdiff-launch geoclip import` makes it", file.display());
+    }
+    Ok(file)
+}
+
+/// Points on land, each of which represents a square of side `spacing_km`.
+fn land_grid(spacing_km: f64) -> impl ExactSizeIterator<Item = Place> {
+    let area_km2 = 4.0 * std::f64::consts::PI * EARTH_RADIUS_KM * EARTH_RADIUS_KM;
+    let points = fibonacci_grid((area_km2 / (spacing_km * spacing_km)).round() as usize);
+    points.into_iter().map(Place::from).filter(|place| is_land(*place)).collect::<Vec<_>>().into_iter()
+}
