@@ -1,9 +1,9 @@
 //! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos.
 //!
 //! The objective is the mean accuracy over the thresholds, minus ten times the mean loss of accuracy. The loss at a
-//! threshold is the number of percentage points by which LocDiff-H is less accurate than the better of LocDiff and
-//! retrieval alone. LocDiff-H should be at least as good as the better of the two at every threshold, so a point lost
-//! at one threshold weighs more than a point won at another. A loss is penalised rather than forbidden, because small
+//! threshold is the number of percentage points by which LocDiff-H is less accurate than the best of its parts: LocDiff,
+//! retrieval, and retrieval with consensus. LocDiff-H should be at least as good as the best part at every threshold, so
+//! a point lost at one threshold weighs more than a point won at another. A loss is penalised rather than forbidden, because small
 //! losses on the validation photos are mostly chance.
 //!
 //! The setting is chosen on all validation photos. Cross-validation estimates how accurate the chosen setting is on
@@ -24,8 +24,7 @@ use crate::random::splitmix;
 
 /// Height of a cell, in degrees of latitude.
 const CELL_DEGREES: f64 = 5.0;
-/// The penalty is this factor times the accuracy that LocDiff-H loses against the better of two methods: LocDiff alone
-/// and retrieval alone.
+/// The penalty is this factor times the accuracy that LocDiff-H loses against the best of its parts.
 const LOSS_WEIGHT: f64 = 10.0;
 
 /// Invalid input: nothing to choose from, too few folds, or errors that are not finite or do not match the settings.
@@ -86,6 +85,9 @@ impl Hybrid {
     }
 }
 
+/// The values of `retrieval.consensus_scale` to try.
+pub const CONSENSUS_SCALES: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
+
 /// All settings to try: 5 of the mode `any-sample` (the paper's method), 6 of `aggregate`, 6·6·4 of `fusion` and 5·5·4
 /// of `consensus`.
 pub fn settings() -> Vec<Hybrid> {
@@ -125,6 +127,10 @@ pub struct Choice {
     pub own_percent: Vec<f64>,
     /// Accuracy of retrieval alone.
     pub retrieval_percent: Vec<f64>,
+    /// The chosen value of `retrieval.consensus_scale`.
+    pub consensus_scale: f64,
+    /// Accuracy of retrieval with consensus and this scale.
+    pub consensus_percent: Vec<f64>,
     /// Accuracy of LocDiff-H by cross-validation: each fold is scored with the setting chosen on the other folds.
     /// `None` if all rows are in one fold.
     pub held_out_percent: Option<Vec<f64>>,
@@ -138,8 +144,11 @@ pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
     (splitmix(cell_of(place.into(), CELL_DEGREES)) % u64::from(folds.max(1))) as u32
 }
 
-/// Number of answers within each threshold, for every predictor. The predictors are LocDiff, retrieval alone, and
-/// LocDiff-H with each setting, in this order.
+/// Position of the first setting of LocDiff-H among the predictors.
+const FIRST_SETTING: usize = 2 + CONSENSUS_SCALES.len();
+
+/// Number of answers within each threshold, for every predictor. The predictors are LocDiff, retrieval alone, retrieval
+/// with consensus and each scale, and LocDiff-H with each setting, in this order.
 #[derive(Clone)]
 struct Counts {
     rows: f64,
@@ -170,23 +179,41 @@ impl Counts {
         self.within[predictor].iter().map(|count| 100.0 * count / self.rows).collect()
     }
 
-    fn objective(&self, setting: usize) -> f64 {
-        let [own, retrieval, hybrid] = [0, 1, 2 + setting].map(|predictor| self.percent(predictor));
-        let value = |at: usize| hybrid[at] - LOSS_WEIGHT * (own[at].max(retrieval[at]) - hybrid[at]).max(0.0);
+    /// The accuracy of the best part of LocDiff-H at each threshold: LocDiff, retrieval, or retrieval with consensus and
+    /// the scale number `scale`.
+    fn best_part(&self, scale: usize) -> Vec<f64> {
+        let parts = [0, 1, 2 + scale].map(|predictor| self.percent(predictor));
+        (0..parts[0].len()).map(|at| parts.iter().map(|part| part[at]).fold(0.0, f64::max)).collect()
+    }
+
+    fn objective(&self, setting: usize, best_part: &[f64]) -> f64 {
+        let hybrid = self.percent(FIRST_SETTING + setting);
+        let value = |at: usize| hybrid[at] - LOSS_WEIGHT * (best_part[at] - hybrid[at]).max(0.0);
         (0..hybrid.len()).map(value).sum::<f64>() / hybrid.len() as f64
     }
 
-    /// Index of the setting with the highest objective. On a tie, the first such setting wins.
+    /// Index of the scale with the highest mean accuracy.
+    fn best_scale(&self) -> usize {
+        first_best(CONSENSUS_SCALES.len(), |scale| self.percent(2 + scale).iter().sum())
+    }
+
+    /// Index of the setting with the highest objective.
     fn best(&self) -> usize {
-        let objectives: Vec<f64> = (0..self.within.len() - 2).map(|setting| self.objective(setting)).collect();
-        let better = |best: usize, next: usize| if objectives[next] > objectives[best] { next } else { best };
-        (0..objectives.len()).reduce(better).unwrap_or(0)
+        let part = self.best_part(self.best_scale());
+        first_best(self.within.len() - FIRST_SETTING, |setting| self.objective(setting, &part))
     }
 }
 
-/// The errors of LocDiff, of retrieval alone, and of LocDiff-H with each setting, in this order.
+/// The index, below `count`, with the highest value. On a tie, the first such index wins.
+fn first_best(count: usize, value: impl Fn(usize) -> f64) -> usize {
+    let values: Vec<f64> = (0..count).map(value).collect();
+    (0..count).reduce(|best, next| if values[next] > values[best] { next } else { best }).unwrap_or(0)
+}
+
+/// The errors of all predictors, in the order of [`Counts`].
 fn errors_km(row: &TuningErrors) -> impl Iterator<Item = f32> {
-    [row.own_km, row.retrieval_km].into_iter().chain(row.settings_km.iter().copied())
+    let parts = [row.own_km, row.retrieval_km].into_iter().chain(row.consensus_km.iter().copied());
+    parts.chain(row.settings_km.iter().copied())
 }
 
 /// Chooses the best of `settings` by the errors in `rows`, which are photos with known places. The accuracy on other
@@ -198,19 +225,21 @@ pub fn choose(
     folds: u32,
 ) -> Result<Choice, TuningError> {
     check(settings, rows, thresholds_km, folds)?;
-    let empty = Counts::new(2 + settings.len(), thresholds_km.len());
+    let empty = Counts::new(FIRST_SETTING + settings.len(), thresholds_km.len());
     let mut by_fold = vec![empty.clone(); folds as usize];
     rows.iter().for_each(|(truth, errors)| by_fold[fold_of(*truth, folds) as usize].add(errors, thresholds_km));
     let mut all = empty.clone();
     by_fold.iter().for_each(|fold| all.add_all(fold));
-    let best = all.best();
+    let (best, scale) = (all.best(), all.best_scale());
     Ok(Choice {
         setting: settings[best],
         rows: rows.len(),
-        objective: all.objective(best),
-        hybrid_percent: all.percent(2 + best),
+        objective: all.objective(best, &all.best_part(scale)),
+        hybrid_percent: all.percent(FIRST_SETTING + best),
         own_percent: all.percent(0),
         retrieval_percent: all.percent(1),
+        consensus_scale: CONSENSUS_SCALES[scale],
+        consensus_percent: all.percent(2 + scale),
         held_out_percent: held_out(&by_fold, &empty),
         folds,
     })
@@ -226,7 +255,7 @@ fn held_out(by_fold: &[Counts], empty: &Counts) -> Option<Vec<f64>> {
         if others.rows == 0.0 {
             return None;
         }
-        let chosen = &fold.within[2 + others.best()];
+        let chosen = &fold.within[FIRST_SETTING + others.best()];
         within.iter_mut().zip(chosen).for_each(|(sum, count)| *sum += count);
         rows += fold.rows;
     }
@@ -250,6 +279,10 @@ fn check(
     }
     for (at, (_, row)) in rows.iter().enumerate() {
         let (got, want) = (row.settings_km.len(), settings.len());
+        let (scales, all_scales) = (row.consensus_km.len(), CONSENSUS_SCALES.len());
+        if scales != all_scales {
+            return invalid(format!("row {at} has {scales} errors of consensus, wanted {all_scales}"));
+        }
         if got != want {
             return invalid(format!("row {at} has {got} errors, wanted one for each of {want} settings"));
         }

@@ -18,7 +18,7 @@ use crate::infer::overlap::{nearest_km, nearest_training_km};
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
-use crate::retrieval::{Grid, ImageSamples, Retriever};
+use crate::retrieval::{Grid, ImageSamples, RetrievedPlaces, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
@@ -179,9 +179,13 @@ impl Methods<'_> {
     fn answers_of_retrieval(&self, block: &ImageBlock, device: Device) -> Result<Vec<LocatedRow>, InferError> {
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(Vec::new()) };
         let places = retrieval.places(retriever, block, &block.embeddings(device)?)?;
-        let samples = places.into_iter().map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate] });
-        let mut rows = located(block, &samples.collect::<Vec<_>>());
-        rows.iter_mut().for_each(|row| row.answers[0].0 = Method::Retrieval);
+        let sample =
+            |found: &RetrievedPlaces| ImageSamples { aggregate: found.retrieval, samples: vec![found.retrieval] };
+        let mut rows = located(block, &places.iter().map(sample).collect::<Vec<_>>());
+        for (row, found) in rows.iter_mut().zip(&places) {
+            row.answers[0].0 = Method::Retrieval;
+            row.answers.push((Method::RetrievalConsensus, degrees(found.consensus)));
+        }
         Ok(rows)
     }
 
@@ -199,6 +203,7 @@ impl Methods<'_> {
         let answers = retrieval.answers(retriever, block, inputs)?;
         for (row, (samples, answer)) in rows.iter_mut().zip(samples.iter().zip(answers)) {
             row.answers.insert(0, (Method::Retrieval, degrees(answer.retrieval)));
+            row.answers.insert(1, (Method::RetrievalConsensus, degrees(answer.consensus)));
             row.answers.push((Method::LocdiffH, degrees(answer.hybrid_or(samples.aggregate))));
             row.out_of_range = answer.hybrid.is_none();
         }

@@ -10,8 +10,8 @@ use super::error::InferError;
 use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    Exclusion, Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate,
-    locate_alone, try_settings,
+    Exclusion, Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces,
+    Retriever, Voters, locate, locate_alone, try_settings,
 };
 
 /// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice
@@ -33,7 +33,7 @@ pub struct Retrieval {
     head: QueryHead,
     gallery: Gallery,
     hybrid: Hybrid,
-    neighbours: usize,
+    voters: Voters,
     /// Gallery points at most this far from a photo's true place are ignored; `None`: none are.
     exclude: Option<Km>,
     /// Location of the photos, for error messages.
@@ -66,9 +66,11 @@ impl Retrieval {
                 // In a gallery of photos, several neighbours vote on the answer. In a gallery of places, the best
                 // gallery point is the answer.
                 let neighbours = if config.head == RetrievalHead::Knn { config.knn_neighbours as usize } else { 1 };
+                let (consensus, scale) = (config.consensus_points as usize, config.consensus_scale);
+                let voters = Voters { neighbours, consensus, scale };
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 let exclude = Some(Km(job.config.eval.exclude_km)).filter(|radius| radius.0 > 0.0);
-                Ok(Some(Self { head, gallery, hybrid, neighbours, exclude, location, device, threads }))
+                Ok(Some(Self { head, gallery, hybrid, voters, exclude, location, device, threads }))
             }
             Err(InferError::Retrieval(error @ RetrievalError::Head { .. })) if is_optional => {
                 if is_logging {
@@ -100,7 +102,7 @@ impl Retrieval {
         let queries = self.queries(block, embeddings_ive)?;
         let truths = true_places(block);
         let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
-        let located = locate(retriever, &queries, samples, &self.hybrid, self.neighbours, excluded);
+        let located = locate(retriever, &queries, samples, &self.hybrid, self.voters, excluded);
         located.map_err(|error| self.with_row(block, error))
     }
 
@@ -110,10 +112,10 @@ impl Retrieval {
         retriever: &Retriever<'_>,
         block: &ImageBlock,
         embeddings_ive: &Tensor,
-    ) -> Result<Vec<UnitVector>, InferError> {
+    ) -> Result<Vec<RetrievedPlaces>, InferError> {
         let (queries, truths) = (self.queries(block, embeddings_ive)?, true_places(block));
         let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
-        let located = locate_alone(retriever, &queries, self.neighbours, excluded);
+        let located = locate_alone(retriever, &queries, self.voters, excluded);
         located.map_err(|error| self.with_row(block, error))
     }
 
@@ -127,8 +129,7 @@ impl Retrieval {
         grid: &Grid,
     ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        let errors =
-            try_settings(retriever, &queries, samples, &true_places(block), grid, self.neighbours, self.exclude);
+        let errors = try_settings(retriever, &queries, samples, &true_places(block), grid, self.voters, self.exclude);
         errors.map_err(|error| self.with_row(block, error))
     }
 

@@ -30,7 +30,7 @@ use crate::infer::retrieval_data::trained_head;
 use crate::infer::{ImageBlock, InferError, Weights};
 use crate::loss::{Losses, largest_finite};
 use crate::model::{Init, Parameters, Placement, Spec, Split, Standardisation, linear_layer};
-use crate::retrieval::{Gallery, ImageSamples, QueryHead, Retriever, locate_alone};
+use crate::retrieval::{Gallery, ImageSamples, QueryHead, Retriever, Voters, locate_alone};
 use crate::shards::Batch;
 use crate::shdd::ShddError;
 
@@ -263,7 +263,8 @@ impl Locator for HeadLocator {
         let embeddings = block.embeddings(self.device)?.f_narrow(0, 0, images * views)?;
         let queries = head.queries(&embeddings.f_view([images, views, block.width as i64])?)?;
         let retriever = Retriever::new(&self.gallery, self.device, self.threads)?;
-        let answers = locate_alone(&retriever, &queries, 1, None)?.into_iter();
+        let voters = Voters { neighbours: 1, consensus: 1, scale: 1.0 };
+        let answers = locate_alone(&retriever, &queries, voters, None)?.into_iter().map(|found| found.retrieval);
         Ok(answers.map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate] }).collect())
     }
 }

@@ -138,6 +138,42 @@ pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64
     first_best(&votes).map(|place| best[place])
 }
 
+/// Lets the best gallery points of a photo vote, with weights exp(scale · logit) for each of `scales`. `best` lists the
+/// points as (gallery point, logit), best first. Returns the winner for each scale: the voter with the largest sum of
+/// votes. Points whose weight is less than e⁻⁹ of the largest weight do not vote. `None` if `best` is empty.
+pub(super) fn retrieval_consensus(points: &[UnitVector], best: &[(u32, f32)], scales: &[f64]) -> Option<Vec<u32>> {
+    let highest = f64::from(best.first()?.1);
+    let depth = |place: usize| highest - f64::from(best[place].1);
+    let voters =
+        |scale: f64| best.partition_point(|(_, logit)| scale * (highest - f64::from(*logit)) <= CONSENSUS_DEPTH);
+    let most = scales.iter().map(|scale| voters(*scale)).max()?;
+    let vectors: Vec<UnitVector> = best[..most].iter().map(|(point, _)| points[*point as usize]).collect();
+    // Row i, column j: how close voter j is to voter i. All scales share this matrix.
+    let mut closenesses = vec![closeness(0.0) as f32; most * most];
+    for (one, here) in vectors.iter().enumerate() {
+        for (other, there) in vectors.iter().enumerate().skip(one + 1) {
+            let close = closeness(chord_km(*here, *there)) as f32;
+            (closenesses[one * most + other], closenesses[other * most + one]) = (close, close);
+        }
+    }
+    let winner = |scale: &f64| {
+        let voters = voters(*scale);
+        let weights: Vec<f32> = (0..voters).map(|place| (-scale * depth(place)).exp() as f32).collect();
+        let votes = |place: usize| -> f64 {
+            let row = &closenesses[place * most..place * most + voters];
+            row.iter().zip(&weights).map(|(close, weight)| f64::from(close * weight)).sum()
+        };
+        let votes: Vec<f64> = (0..voters).map(votes).collect();
+        first_best(&votes).map(|place| best[place].0)
+    };
+    scales.iter().map(winner).collect()
+}
+
 fn closeness(distance_km: f64) -> f64 {
-    CONSENSUS_WIDTHS_KM.iter().map(|width_km| (-distance_km / width_km).exp()).sum()
+    let term = |width_km: &f64| {
+        let exponent = distance_km / width_km;
+        // Such a small term cannot change the order of the votes.
+        if exponent > 37.0 { 0.0 } else { (-exponent).exp() }
+    };
+    CONSENSUS_WIDTHS_KM.iter().map(term).sum()
 }

@@ -4,10 +4,11 @@
 
 use locdiff_core::geo::{Km, UnitVector};
 use locdiff_core::protocol::TuningErrors;
+use locdiff_core::tuning::CONSENSUS_SCALES;
 use tch::Tensor;
 
 use super::error::RetrievalError;
-use super::hybrid::{Hybrid, ImageSamples, consensus};
+use super::hybrid::{Hybrid, ImageSamples, consensus, retrieval_consensus};
 use super::retriever::{Exclusion, Retriever, Scored};
 use super::tune::Grid;
 use crate::shdd::decode::in_parallel;
@@ -20,6 +21,8 @@ const PHOTOS: usize = 1024;
 pub struct LocatedPlaces {
     /// Answer of retrieval alone.
     pub retrieval: UnitVector,
+    /// Answer of retrieval with consensus.
+    pub consensus: UnitVector,
     /// Answer of LocDiff-H; `None` if no gallery point was in range, in which case LocDiff's answer is used.
     pub hybrid: Option<UnitVector>,
 }
@@ -38,15 +41,32 @@ pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
     consensus(points, &places, &scores).map(|place| places[place])
 }
 
+/// How many of the best gallery points retrieval uses.
+#[derive(Debug, Clone, Copy)]
+pub struct Voters {
+    /// Number of points that choose the plain answer. It is 1 unless the gallery consists of photos.
+    pub neighbours: usize,
+    /// Number of points that vote in the consensus.
+    pub consensus: usize,
+    /// Factor of the logits in the consensus.
+    pub scale: f64,
+}
+
+impl Voters {
+    /// Number of best points that must be found.
+    fn top(self) -> usize {
+        self.neighbours.max(self.consensus).max(1)
+    }
+}
+
 /// Locates photos with retrieval and with LocDiff-H. `queries` has the shape `[photos, width]`, and `images` holds
-/// LocDiff's samples for each photo. Retrieval chooses among the best `neighbours` gallery points. `neighbours` is 1
-/// unless the gallery consists of photos. Both methods ignore the gallery points that `excluded` leaves out.
+/// LocDiff's samples for each photo. All methods ignore the gallery points that `excluded` leaves out.
 pub fn locate(
     retriever: &Retriever<'_>,
     queries: &Tensor,
     images: &[ImageSamples],
     hybrid: &Hybrid,
-    neighbours: usize,
+    voters: Voters,
     excluded: Option<Exclusion<'_>>,
 ) -> Result<Vec<LocatedPlaces>, RetrievalError> {
     let index = retriever.gallery().index();
@@ -54,28 +74,41 @@ pub fn locate(
     let candidates = |image: &ImageSamples| image.candidates(hybrid, index);
     let finish = |image: &ImageSamples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
         let answer = image.answer(hybrid, points, wanted, &scored.logits);
-        LocatedPlaces { retrieval, hybrid: answer.map(|point| points[point as usize]) }
+        let consensus = consensus_places(points, scored, &[voters.scale])[0];
+        LocatedPlaces { retrieval, consensus, hybrid: answer.map(|point| points[point as usize]) }
     };
-    for_each_photo(retriever, queries, (images, excluded), neighbours, candidates, finish)
+    for_each_photo(retriever, queries, (images, excluded), voters, candidates, finish)
 }
 
-/// Locates photos with retrieval alone, which chooses among the best `neighbours` gallery points. The points in
-/// `excluded` are ignored.
+/// The answers of retrieval alone for one photo.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RetrievedPlaces {
+    /// The plain answer.
+    pub retrieval: UnitVector,
+    /// The answer with consensus.
+    pub consensus: UnitVector,
+}
+
+/// Locates photos with retrieval alone. The points in `excluded` are ignored.
 pub fn locate_alone(
     retriever: &Retriever<'_>,
     queries: &Tensor,
-    neighbours: usize,
+    voters: Voters,
     excluded: Option<Exclusion<'_>>,
-) -> Result<Vec<UnitVector>, RetrievalError> {
+) -> Result<Vec<RetrievedPlaces>, RetrievalError> {
     let photos = vec![(); queries.size().first().copied().unwrap_or(0) as usize];
-    for_each_photo(
-        retriever,
-        queries,
-        (&photos, excluded),
-        neighbours,
-        |()| Vec::new(),
-        |(), _, _, retrieval| retrieval,
-    )
+    let points = retriever.gallery().points();
+    let finish = |(): &(), _: &[u32], scored: &Scored, retrieval: UnitVector| RetrievedPlaces {
+        retrieval,
+        consensus: consensus_places(points, scored, &[voters.scale])[0],
+    };
+    for_each_photo(retriever, queries, (&photos, excluded), voters, |()| Vec::new(), finish)
+}
+
+/// The answers of retrieval with consensus, for each of `scales`.
+fn consensus_places(points: &[UnitVector], scored: &Scored, scales: &[f64]) -> Vec<UnitVector> {
+    let winners = retrieval_consensus(points, &scored.best, scales).expect("every photo has a best point");
+    winners.into_iter().map(|point| points[point as usize]).collect()
 }
 
 /// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`. Gallery points
@@ -86,7 +119,7 @@ pub fn try_settings(
     images: &[ImageSamples],
     truths: &[UnitVector],
     grid: &Grid,
-    neighbours: usize,
+    voters: Voters,
     exclude: Option<Km>,
 ) -> Result<Vec<TuningErrors>, RetrievalError> {
     if truths.len() != images.len() {
@@ -101,11 +134,15 @@ pub fn try_settings(
             TuningErrors {
                 own_km: truth.distance(image.aggregate).0 as f32,
                 retrieval_km: truth.distance(retrieval).0 as f32,
+                consensus_km: consensus_places(index.points(), scored, &CONSENSUS_SCALES)
+                    .into_iter()
+                    .map(|place| truth.distance(place).0 as f32)
+                    .collect(),
                 settings_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
             }
         };
     let excluded = exclude.map(|radius| Exclusion { radius, truths });
-    for_each_photo(retriever, queries, (&pairs, excluded), neighbours, candidates, finish)
+    for_each_photo(retriever, queries, (&pairs, excluded), voters, candidates, finish)
 }
 
 /// Processes photos in chunks. For each photo, finds the candidates, scores them, and calls `finish` with the photo,
@@ -114,7 +151,7 @@ fn for_each_photo<Photo: Sync, Found: Send>(
     retriever: &Retriever<'_>,
     queries: &Tensor,
     (photos, excluded): (&[Photo], Option<Exclusion<'_>>),
-    neighbours: usize,
+    voters: Voters,
     candidates: impl Fn(&Photo) -> Vec<u32> + Sync,
     finish: impl Fn(&Photo, &[u32], &Scored, UnitVector) -> Found + Sync,
 ) -> Result<Vec<Found>, RetrievalError> {
@@ -134,15 +171,15 @@ fn for_each_photo<Photo: Sync, Found: Send>(
             }
         }
         let queries = queries.f_narrow(0, first as i64, photos.len() as i64)?;
-        let scored = retriever.score(&queries, &wanted, neighbours.max(1), excluded)?;
+        let scored = retriever.score(&queries, &wanted, voters.top(), excluded)?;
         // A gallery has points, so a photo without a best point has lost all of them to the exclusion.
         if let (Some(row), Some(excluded)) = (scored.iter().position(|scored| scored.best.is_empty()), excluded) {
             return Err(RetrievalError::AllExcluded { row: first + row, radius_km: excluded.radius.0 });
         }
         let tasks: Vec<_> = photos.iter().zip(wanted.iter().zip(&scored)).collect();
         found.extend(in_parallel(threads, &tasks, |(photo, (wanted, scored))| {
-            let nearest =
-                knn_place(points, &scored.best).expect("a gallery has points, and at least one neighbour is requested");
+            let nearest = knn_place(points, &scored.best[..voters.neighbours.clamp(1, scored.best.len())])
+                .expect("a gallery has points, and at least one neighbour is requested");
             finish(photo, wanted, scored, points[nearest as usize])
         }));
     }

@@ -26,6 +26,6 @@ pub use error::RetrievalError;
 pub use gallery::Gallery;
 pub use head::{DataFacts, DataHead, QueryHead, check_head};
 pub use hybrid::{Hybrid, ImageSamples};
-pub use locate::{LocatedPlaces, knn_place, locate, locate_alone, try_settings};
+pub use locate::{LocatedPlaces, RetrievedPlaces, Voters, knn_place, locate, locate_alone, try_settings};
 pub use retriever::{Exclusion, Retriever, Scored};
 pub use tune::Grid;

@@ -45,8 +45,10 @@ pub enum HybridRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// Retrieval alone.
+    /// Retrieval alone: the gallery point that is most similar to the photo.
     Retrieval,
+    /// Retrieval alone, with a vote among the most similar gallery points.
+    RetrievalConsensus,
     /// LocDiff alone.
     Locdiff,
     /// LocDiff-H: retrieval among the gallery points near LocDiff's answer or samples.
@@ -58,6 +60,7 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Self::Retrieval => "retrieval",
+            Self::RetrievalConsensus => "retrieval-consensus",
             Self::Locdiff => "locdiff",
             Self::LocdiffH => "locdiff-h",
         }
@@ -109,6 +112,8 @@ pub struct TuningErrors {
     pub own_km: f32,
     /// Error of retrieval alone.
     pub retrieval_km: f32,
+    /// Error of retrieval with a vote, for each of [`crate::tuning::CONSENSUS_SCALES`].
+    pub consensus_km: Vec<f32>,
     /// Error of LocDiff-H with each of [`crate::tuning::settings`].
     pub settings_km: Vec<f32>,
 }

@@ -7,7 +7,7 @@ use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{Degrees, Km, SphereIndex, UnitVector};
 use locdiff_core::protocol::TuningErrors;
 use locdiff_core::random::{Draw, Philox, Stream};
-use locdiff_core::tuning::{Hybrid, choose, fold_of};
+use locdiff_core::tuning::{CONSENSUS_SCALES, Hybrid, choose, fold_of};
 
 const THRESHOLDS: [f64; 3] = [25.0, 200.0, 2500.0];
 
@@ -172,7 +172,8 @@ fn tuning_errors_equal_those_of_each_setting() {
 type TuneRow = (UnitVector, TuningErrors);
 
 fn row(truth: UnitVector, own_km: f32, retrieval_km: f32, errors_km: &[f32]) -> TuneRow {
-    (truth, TuningErrors { own_km, retrieval_km, settings_km: errors_km.to_vec() })
+    let consensus_km = vec![retrieval_km; CONSENSUS_SCALES.len()];
+    (truth, TuningErrors { own_km, retrieval_km, consensus_km, settings_km: errors_km.to_vec() })
 }
 
 fn two_settings() -> [Hybrid; 2] {

@@ -12,7 +12,7 @@ use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
 use locdiff::infer::retrieval_data;
 use locdiff::retrieval::{
     DataFacts, DataHead, Exclusion, Gallery, Grid, Hybrid, ImageSamples, QueryHead, RetrievalError, Retriever, Scored,
-    check_head, knn_place, locate, try_settings,
+    Voters, check_head, knn_place, locate, locate_alone, try_settings,
 };
 use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
@@ -26,6 +26,8 @@ use tch::{Device, Kind, Tensor};
 use crate::geoclip::support::folder;
 
 const WIDTH: usize = 24;
+/// Retrieval without a vote.
+const PLAIN: Voters = Voters { neighbours: 1, consensus: 1, scale: 1.0 };
 
 fn normals(seed: u64, shape: &[i64]) -> Tensor {
     let count = shape.iter().product::<i64>() as usize;
@@ -120,20 +122,51 @@ fn excluded_points_are_never_found() {
         truths.iter().map(|truth| ImageSamples { aggregate: *truth, samples: vec![*truth] }).collect();
     let hybrid = |radius_km| Hybrid { mode: HybridMode::Consensus, radius_km, density_weight: 1.0, density_km: 100.0 };
     for (radius_km, is_found) in [(2999.0, false), (4000.0, true)] {
-        let found = locate(&retriever, &queries, &images, &hybrid(radius_km), 1, Some(excluded));
+        let found = locate(&retriever, &queries, &images, &hybrid(radius_km), PLAIN, Some(excluded));
         for (found, truth) in found.expect("the inputs are valid").iter().zip(&truths) {
             assert!(found.retrieval.distance(*truth) > Km(3000.0), "retrieval found a point that was left out");
             assert_eq!(found.hybrid.map(|place| place.distance(*truth) > Km(3000.0)), is_found.then_some(true));
         }
         let grid = Grid { settings: vec![hybrid(radius_km)] };
-        let errors = try_settings(&retriever, &queries, &images, &truths, &grid, 1, Some(excluded.radius));
+        let errors = try_settings(&retriever, &queries, &images, &truths, &grid, PLAIN, Some(excluded.radius));
         for errors in errors.expect("the inputs are valid") {
             assert!(errors.retrieval_km > 3000.0 && (errors.settings_km[0] > 3000.0) == is_found, "{errors:?}");
         }
     }
     let all = Exclusion { radius: Km(21_000.0), ..excluded };
-    let error = locate(&retriever, &queries, &images, &hybrid(10.0), 1, Some(all)).expect_err("no points are left");
+    let error = locate(&retriever, &queries, &images, &hybrid(10.0), PLAIN, Some(all)).expect_err("no points are left");
     assert!(matches!(error, RetrievalError::AllExcluded { row: 0, .. }), "{error}");
+}
+
+#[test]
+fn consensus_is_the_voter_with_the_most_votes() {
+    let (gallery, images) = (gallery(3000), 40);
+    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(5, &[images, 1, WIDTH as i64]));
+    let queries = queries.expect("the embeddings are valid");
+    let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("the gallery fits in memory");
+    let (nothing, points) = (vec![Vec::new(); images as usize], gallery.points());
+    let scored = retriever.score(&queries, &nothing, 60, None).expect("the inputs are valid");
+    let mut differ = 0;
+    for scale in [0.1, 0.5, 3.0] {
+        let voters = Voters { neighbours: 1, consensus: 60, scale };
+        let found = locate_alone(&retriever, &queries, voters, None).expect("the inputs are valid");
+        for (found, scored) in found.iter().zip(&scored) {
+            let weight = |logit: f32| (scale * f64::from(logit - scored.best[0].1)).exp();
+            let votes = |candidate: &(u32, f32)| -> f64 {
+                let vote = |(voter, logit): &(u32, f32)| {
+                    let km = points[*voter as usize].distance(points[candidate.0 as usize]).0;
+                    weight(*logit) * [1.0, 25.0, 200.0, 750.0].map(|width| (-km / width).exp()).iter().sum::<f64>()
+                };
+                scored.best.iter().filter(|(_, logit)| weight(*logit) >= (-9.0_f64).exp()).map(vote).sum()
+            };
+            let candidates = scored.best.iter().filter(|(_, logit)| weight(*logit) >= (-9.0_f64).exp());
+            let winner = candidates.max_by(|a, b| votes(a).total_cmp(&votes(b))).expect("every photo has a best point");
+            assert_eq!(found.consensus, points[winner.0 as usize], "scale {scale}");
+            assert_eq!(found.retrieval, points[scored.best[0].0 as usize]);
+            differ += usize::from(found.consensus != found.retrieval);
+        }
+    }
+    assert!(differ > 20, "only {differ} of {} answers differ from plain retrieval", 3 * images);
 }
 
 #[test]
@@ -223,7 +256,7 @@ fn retrieval_among_training_photos_weighs_all_given_neighbours() {
         .map(|place| ImageSamples { aggregate: place.antipode(), samples: vec![place.antipode()] })
         .collect();
     let hybrid = Hybrid { mode: HybridMode::Aggregate, radius_km: 1.0, density_weight: 0.0, density_km: 1.0 };
-    let located = locate(&retriever, &queries, &images, &hybrid, 1, None).expect("the inputs are valid");
+    let located = locate(&retriever, &queries, &images, &hybrid, PLAIN, None).expect("the inputs are valid");
     for (located, place) in located.iter().zip(&places) {
         assert_eq!(located.retrieval, *place, "a photo did not retrieve itself");
         assert_eq!(

@@ -75,6 +75,10 @@ section! {
         pub density_weight: f64 = 3.0,
         /// Width of the kernel with which the density of the samples is estimated, km.
         pub density_km: f64 = 25.0,
+        /// Number of most similar gallery points that vote in retrieval with consensus, a row of its own in the table.
+        pub consensus_points: u32 = 1000,
+        /// Factor of the similarities in that vote. If it is small, many points have a say.
+        pub consensus_scale: f64 = 0.5,
         /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo is the
         /// answer. More: the photos vote on the answer, as the gallery points do in mode = "consensus".
         pub knn_neighbours: u32 = 1,
@@ -111,6 +115,8 @@ impl RetrievalConfig {
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
         checker.not_negative("retrieval.density_weight", self.density_weight);
         checker.positive("retrieval.density_km", self.density_km);
+        checker.within("retrieval.consensus_points", self.consensus_points, 1..=10_000);
+        checker.positive("retrieval.consensus_scale", self.consensus_scale);
         checker.within("retrieval.knn_neighbours", self.knn_neighbours, 1..=1024);
         checker.positive("retrieval.knn_scale", self.knn_scale);
     }

@@ -12,7 +12,7 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
-use locdiff_core::tuning::{self, Hybrid, choose};
+use locdiff_core::tuning::{self, choose};
 use serde_json::{Value, json};
 
 use super::files::{EvalFolder, TunedSetting};
@@ -117,9 +117,11 @@ impl Evaluation<'_> {
         let chosen = self.supervisor.compute(move || {
             Ok(choose(&tuning::settings(), &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?)
         })?;
-        let tuned = TunedSetting { head: summary.head.unwrap_or(config.retrieval.head), setting: chosen.setting };
+        let (head, setting, consensus_scale) =
+            (summary.head.unwrap_or(config.retrieval.head), chosen.setting, chosen.consensus_scale);
+        let tuned = TunedSetting { head, consensus_scale, setting };
         self.resolved.config.retrieval.head = tuned.head;
-        apply_setting(tuned.setting, &mut self.resolved);
+        apply_setting(&tuned, &mut self.resolved);
         let origin = format!(
             "tuned on {} {} from {} with the retrieval head {}, checkpoint at step {} of run {}{}",
             summary.rows,
@@ -220,15 +222,17 @@ fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Resul
 }
 
 /// Writes the chosen settings to the configuration, except for fields that `--set` sets.
-fn apply_setting(setting: Hybrid, resolved: &mut Resolved) {
+fn apply_setting(tuned: &TunedSetting, resolved: &mut Resolved) {
+    let setting = tuned.setting;
     let is_free = |field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set);
-    let free = ["mode", "radius_km", "density_weight", "density_km"].map(is_free);
+    let free = ["mode", "radius_km", "density_weight", "density_km", "consensus_scale"].map(is_free);
     let config: &mut RetrievalConfig = &mut resolved.config.retrieval;
     let choose = |field: usize, tuned: f64, own: f64| if free[field] { tuned } else { own };
     config.mode = if free[0] { setting.mode } else { config.mode };
     config.radius_km = choose(1, setting.radius_km, config.radius_km);
     config.density_weight = choose(2, setting.density_weight, config.density_weight);
     config.density_km = choose(3, setting.density_km, config.density_km);
+    config.consensus_scale = choose(4, tuned.consensus_scale, config.consensus_scale);
 }
 
 /// `eval.after_train`: evaluates a trained run with the data that exists. Without test shards, logs a warning and

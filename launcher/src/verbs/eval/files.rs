@@ -39,6 +39,8 @@ const PREDICTIONS: &str = "predictions-";
 pub(super) struct TunedSetting {
     /// The head that the settings were tuned for.
     pub(super) head: RetrievalHead,
+    /// Factor of the similarities in retrieval with consensus.
+    pub(super) consensus_scale: f64,
     #[serde(flatten)]
     pub(super) setting: Hybrid,
 }

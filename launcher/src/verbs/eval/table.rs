@@ -66,6 +66,8 @@ pub(super) fn name(method: Method, summary: &EvalSummary) -> String {
         (Method::Retrieval, Some(RetrievalHead::Knn)) => "nearest training photos".to_owned(),
         (Method::Retrieval, Some(RetrievalHead::Trained)) => "GeoCLIP, trained head".to_owned(),
         (Method::Retrieval, _) => "GeoCLIP retrieval".to_owned(),
+        (Method::RetrievalConsensus, Some(RetrievalHead::Knn)) => "their consensus".to_owned(),
+        (Method::RetrievalConsensus, _) => "GeoCLIP, consensus".to_owned(),
         (Method::Locdiff, _) => format!("LocDiff (L = {})", summary.degree),
         (Method::LocdiffH, _) => format!("LocDiff-H (L = {})", summary.degree),
     }
@@ -166,6 +168,7 @@ pub(super) fn choice(choice: &Choice, thresholds_km: &[f64], width: usize) -> St
     let held_out = choice.held_out_percent.as_ref().map(|percents| ("LocDiff-H, cross-validated", percents));
     let rows = [
         ("retrieval", &choice.retrieval_percent),
+        ("retrieval, consensus", &choice.consensus_percent),
         ("LocDiff", &choice.own_percent),
         ("LocDiff-H", &choice.hybrid_percent),
     ];
