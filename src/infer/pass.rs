@@ -382,6 +382,24 @@ mod tests {
     }
 
     #[test]
+    fn products_too_large_for_f16_are_computed_in_bf16() {
+        let narrow = denoiser(7, Precision::Bf16, Device::Cpu);
+        let kind = |denoiser: &Denoiser| {
+            Collapsed::new(&denoiser.network, &[0, 100, 199], true).expect("the network can be collapsed").kind()
+        };
+        assert_eq!(kind(&narrow), Kind::Half);
+        tch::no_grad(|| {
+            for parameter in narrow.network.parameters().iter().filter(|own| own.name == "down2.x.weight") {
+                let _ = parameter.tensor.shallow_clone().f_mul_scalar_(1e5).expect("the weight can be scaled");
+            }
+        });
+        assert_eq!(kind(&narrow), Kind::BFloat16);
+        let [codes, first] = sampled_collapsed(&engine(narrow, &eval(20, 0.0, 1.0)), true);
+        assert!(bool::try_from(codes.isfinite().all()).expect("one value"), "a code is not finite");
+        assert!(bool::try_from(first.isfinite().all()).expect("one value"), "a first prediction is not finite");
+    }
+
+    #[test]
     #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
     fn collapsed_codes_on_the_gpu_equal_those_of_the_network() {
         cuda::set_device(0).expect("there is a GPU");

@@ -12,8 +12,9 @@
 //! adds them to the product A_t x, computes the sine, and writes the result directly into one half of the tensor that a
 //! skip connection concatenates.
 //!
-//! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers. The mantissa of f16 has three
-//! more bits than that of bf16, and the values of a sampler stay far below the largest f16 number.
+//! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers, because the mantissa of f16 has
+//! three more bits than that of bf16. If a product A_t x could exceed the largest f16 number, it multiplies bf16 numbers
+//! too.
 //!
 //! The matrices A_t of all timesteps are kept in memory, or formed again whenever they are used. Both give the same
 //! bits.
@@ -34,6 +35,8 @@ use crate::native::random::sampler_kernel;
 const MODULES: usize = 6;
 /// Number of timesteps whose factors of A_t are scaled together, to launch fewer kernels.
 const FORMED_AT_ONCE: usize = 8;
+/// The collapsed network uses f16 only if no product can exceed this number, half of the largest f16 number.
+const F16_SAFE: f64 = 32_752.0;
 /// Must equal ROWS of sampler.cu.
 const ROWS_PER_THREAD: u32 = 4;
 
@@ -118,8 +121,49 @@ impl Collapsed {
     /// the network is on a GPU, this GPU must be the current device.
     pub fn new(network: &CsUnet, timesteps: &[usize], keeps: bool) -> Result<Self, ModelError> {
         let _without_gradients = tch::no_grad_guard();
+        let collapsed = Self::with_kind(network, timesteps, keeps, product_kind(network))?;
+        if collapsed.kind != Kind::Half {
+            return Ok(collapsed);
+        }
+        let largest = collapsed.largest_product(timesteps.len())?;
+        // NaN is not safe either.
+        if largest <= F16_SAFE {
+            return Ok(collapsed);
+        }
+        tracing::warn!(
+            "the products of the collapsed network may reach {largest:.0}, too large for f16, so bf16 is used; the \
+             weights may have grown without bound in training"
+        );
+        drop(collapsed);
+        Self::with_kind(network, timesteps, keeps, Kind::BFloat16)
+    }
+
+    /// An upper bound of the magnitudes of all products A_t x, for inputs x whose root mean square is at most 1: the
+    /// length of a row of A_t times the length of x. The outputs of a sine are such inputs, and noised codes almost
+    /// always are. The host waits for the device.
+    fn largest_product(&self, steps: usize) -> Result<f64, ModelError> {
+        let mut products = Vec::new();
+        for (index, shape) in self.architecture.modules().iter().enumerate() {
+            // The scales change little from one timestep to the next.
+            for step in (0..steps).step_by(FORMED_AT_ONCE).chain([steps - 1]) {
+                let formed;
+                let matrix_io = match &self.kept {
+                    Some(kept) => &kept[index][step],
+                    None => {
+                        formed = self.form(index, step..step + 1)?;
+                        &formed[0]
+                    }
+                };
+                let lengths_o = matrix_io.f_norm_scalaropt_dim_dtype(2.0, [0].as_slice(), false, Kind::Float)?;
+                products.push(lengths_o.f_max()?.f_mul_scalar((shape.input as f64).sqrt())?);
+            }
+        }
+        Ok(Tensor::f_stack(&products, 0)?.f_max()?.f_double_value(&[])?)
+    }
+
+    fn with_kind(network: &CsUnet, timesteps: &[usize], keeps: bool, kind: Kind) -> Result<Self, ModelError> {
         let (placement, table) = (network.placement(), network.time_table()?);
-        let (kind, device) = (product_kind(network), placement.device);
+        let device = placement.device;
         let rows: Vec<i64> = timesteps.iter().map(|t| *t as i64).collect();
         let rows_t = Tensor::f_from_slice(&rows)?.f_to_device(device)?;
         let mut modules = Vec::new();
