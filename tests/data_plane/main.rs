@@ -10,6 +10,7 @@ mod geoclip;
 mod infer;
 mod layers;
 mod loss;
+mod methods;
 mod model;
 mod native;
 mod python_support;
