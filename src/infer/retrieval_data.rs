@@ -150,8 +150,7 @@ pub fn chosen_head(
     (dataset, mask): (&Dataset, &Mask),
     is_logging: bool,
 ) -> Result<RetrievalHead, InferError> {
-    let is_auto = match config.head {
-        RetrievalHead::Auto if !config.run.is_empty() => return Ok(RetrievalHead::Trained),
+    let is_auto = match config.wanted_head() {
         RetrievalHead::Auto => true,
         RetrievalHead::Geoclip if is_logging => false,
         chosen => return Ok(chosen),

@@ -93,9 +93,17 @@ impl RetrievalConfig {
         Path::new(&self.geoclip).join("manifest.json").exists()
     }
 
+    /// The configured head, where "auto" with a `run` is "trained".
+    pub fn wanted_head(&self) -> RetrievalHead {
+        match self.head {
+            RetrievalHead::Auto if !self.run.is_empty() => RetrievalHead::Trained,
+            head => head,
+        }
+    }
+
     /// Whether the head may need GeoCLIP's weights. The head "auto" uses them only if they exist.
     pub fn may_need_geoclip(&self) -> bool {
-        match self.head {
+        match self.wanted_head() {
             RetrievalHead::Auto => self.has_geoclip(),
             RetrievalHead::Geoclip | RetrievalHead::Linear | RetrievalHead::Trained => true,
             RetrievalHead::Knn => false,

@@ -119,7 +119,8 @@ impl Evaluation<'_> {
         })?;
         let (head, setting, consensus_scale) =
             (summary.head.unwrap_or(config.retrieval.head), chosen.setting, chosen.consensus_scale);
-        let tuned = TunedSetting { head, consensus_scale, setting };
+        let run = if head == RetrievalHead::Trained { config.retrieval.run.clone() } else { String::new() };
+        let tuned = TunedSetting { head, run, consensus_scale, setting };
         self.resolved.config.retrieval.head = tuned.head;
         apply_setting(&tuned, &mut self.resolved);
         let origin = format!(
@@ -255,8 +256,9 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
             (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
         }
     }
-    let has_validation = require_shards("shards.validation", &config.shards.validation).is_ok();
-    if hybrid != HybridRequest::No && has_validation {
+    let can_tune = config.train.method == TrainMethod::Locdiff
+        && require_shards("shards.validation", &config.shards.validation).is_ok();
+    if hybrid != HybridRequest::No && can_tune {
         match evaluation.tune(hybrid) {
             Err(error) if is_unsuitable(&error) => tracing::warn!("LocDiff-H is not tuned: {error:#}"),
             tuned => drop(tuned?),

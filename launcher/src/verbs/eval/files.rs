@@ -39,6 +39,9 @@ const PREDICTIONS: &str = "predictions-";
 pub(super) struct TunedSetting {
     /// The head that the settings were tuned for.
     pub(super) head: RetrievalHead,
+    /// With a trained head, the run that trained it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) run: String,
     /// Factor of the similarities in retrieval with consensus.
     pub(super) consensus_scale: f64,
     #[serde(flatten)]

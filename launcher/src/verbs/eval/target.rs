@@ -66,7 +66,7 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
         Err(error) => return Err(LaunchError::at(path)(error)),
     };
     let tuned_for = config::load(&[Layer::File(path.clone())])?.config.retrieval.head;
-    let wanted = own.config.retrieval.head;
+    let wanted = own.config.retrieval.wanted_head();
     if wanted != RetrievalHead::Auto && tuned_for != RetrievalHead::Auto && wanted != tuned_for {
         let line = "LocDiff-H uses the configured settings, because the tuned ones are for another retrieval head; \
                     `eval --tune --hybrid` tunes settings for this head";
