@@ -55,6 +55,13 @@ impl Stage {
         Self { folder, mode }
     }
 
+    /// A stage with the real worker and GeoCLIP's weights, which `geoclip import` puts into `shards/geoclip`.
+    pub(crate) fn with_geoclip() -> Self {
+        let stage = Self::new(Worker::Real);
+        stage.run(&format!("geoclip import --device cpu --wheel {}", wheel().display())).exits_with(ExitCode::Success);
+        stage
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -95,6 +102,13 @@ impl Stage {
             .filter(|entry| entry.path().is_dir() && entry.file_name().as_encoded_bytes().starts_with(b"locdiff-"))
             .count()
     }
+}
+
+/// Path of GeoCLIP's wheel, which `make setup` downloads.
+pub(crate) fn wheel() -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.geoclip/geoclip-1.3.0-py3-none-any.whl");
+    assert!(path.exists(), "{} is missing: run `make setup`", path.display());
+    path
 }
 
 /// Output and exit code of a finished command.

@@ -6,6 +6,7 @@ mod chaos;
 mod corruption;
 mod equality;
 mod hangs;
+mod head;
 mod preempt;
 mod refusals;
 mod restarts;

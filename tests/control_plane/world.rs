@@ -1,21 +1,17 @@
 //! Tests of `geoclip import`, `shards simulate` and `shards grid` with the real binaries and GeoCLIP's real weights.
 
-use std::path::Path;
-
 use locdiff_core::exit_code::ExitCode;
 
-use crate::stage::{Stage, Worker};
+use crate::stage::{Stage, Worker, wheel};
 
 #[test]
 fn weights_are_imported_and_photos_simulated() {
-    let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.geoclip/geoclip-1.3.0-py3-none-any.whl");
-    assert!(wheel.exists(), "{} is missing: run `make setup`", wheel.display());
     let stage = Stage::new(Worker::Real);
     let simulate = "shards simulate --rows 300 --views 2 --seed 5 --out out --json --device cpu";
     stage.run(simulate).exits_with(ExitCode::NoData).stderr_has("locdiff-launch geoclip import --out shards/geoclip");
     assert!(!stage.path().join("out").exists());
 
-    let import = format!("geoclip import --json --device cpu --wheel {}", wheel.display());
+    let import = format!("geoclip import --json --device cpu --wheel {}", wheel().display());
     let imported = stage.run(&import);
     assert_eq!(imported.exits_with(ExitCode::Success).json()["out"], "shards/geoclip");
     assert_eq!(imported.json()["written"], true);

@@ -2,13 +2,12 @@
 //! photos need the linear head. The results are the same whether shards are named by folder or by glob.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use locdiff_core::exit_code::ExitCode;
 
 use super::support::{read, row, train};
 use crate::small_shards;
-use crate::stage::{Stage, Worker};
+use crate::stage::Stage;
 
 /// Length of a CLIP feature vector.
 const WIDTH: usize = 768;
@@ -16,10 +15,7 @@ const WIDTH: usize = 768;
 /// A stage with a model trained on simulated photos, simulated photos to test it on, and a gallery with the places of
 /// the test photos.
 fn stage() -> Stage {
-    let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.geoclip/geoclip-1.3.0-py3-none-any.whl");
-    assert!(wheel.exists(), "{} is missing: run `make setup`", wheel.display());
-    let stage = Stage::new(Worker::Real);
-    stage.run(&format!("geoclip import --device cpu --wheel {}", wheel.display())).exits_with(ExitCode::Success);
+    let stage = Stage::with_geoclip();
     for (name, rows, seed) in [("train", 256, 5), ("test", 96, 6)] {
         let line = format!("shards simulate --rows {rows} --views 1 --seed {seed} --out shards/{name} --device cpu");
         stage.run(&line).exits_with(ExitCode::Success);
