@@ -84,12 +84,12 @@ impl Saved {
         self.checkpoint.find_tensors(part)?.map(|tensors| self.split(tensors)).transpose()
     }
 
-    fn split(&self, tensors: Vec<(String, Tensor)>) -> Result<Weights, CheckpointError> {
+    fn split(&self, mut parameters: Vec<(String, Tensor)>) -> Result<Weights, CheckpointError> {
         let missing = |name| {
             let reason = format!("the checkpoint has no tensor {name}");
             CheckpointError::Bad { path: self.folder.clone(), reason }
         };
-        let (standardisation, parameters) = Standardisation::take_from(tensors).map_err(missing)?;
+        let standardisation = Standardisation::take_from(&mut parameters).map_err(missing)?;
         Ok(Weights { parameters, standardisation })
     }
 }

@@ -138,14 +138,13 @@ impl Collapsed {
         Self::with_kind(network, timesteps, keeps, Kind::BFloat16)
     }
 
-    /// An upper bound of the magnitudes of all products A_t x, for inputs x whose root mean square is at most 1: the
+    /// An upper bound of the magnitudes of all products, for inputs x whose root mean square is at most 1: the
     /// length of a row of A_t times the length of x. The outputs of a sine are such inputs, and noised codes almost
     /// always are. The host waits for the device.
     fn largest_product(&self, steps: usize) -> Result<f64, ModelError> {
         let mut products = Vec::new();
         for (index, shape) in self.architecture.modules().iter().enumerate() {
-            // The scales change little from one timestep to the next.
-            for step in (0..steps).step_by(FORMED_AT_ONCE).chain([steps - 1]) {
+            for step in 0..steps {
                 let formed;
                 let matrix_io = match &self.kept {
                     Some(kept) => &kept[index][step],
@@ -158,6 +157,8 @@ impl Collapsed {
                 products.push(lengths_o.f_max()?.f_mul_scalar((shape.input as f64).sqrt())?);
             }
         }
+        let head_d = self.head_od.f_norm_scalaropt_dim_dtype(2.0, [0].as_slice(), false, Kind::Float)?;
+        products.push(head_d.f_max()?.f_mul_scalar((self.head_od.size()[0] as f64).sqrt())?);
         Ok(Tensor::f_stack(&products, 0)?.f_max()?.f_double_value(&[])?)
     }
 

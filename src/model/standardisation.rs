@@ -66,15 +66,13 @@ impl Standardisation {
         vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
     }
 
-    /// Takes the mean and the standard deviation out of the tensors of a checkpoint. Returns them and the other
-    /// tensors, or the name that is missing.
-    pub fn take_from(tensors: Vec<(String, Tensor)>) -> Result<([Tensor; 2], Vec<(String, Tensor)>), &'static str> {
-        let (found, others): (Vec<_>, Vec<_>) =
-            tensors.into_iter().partition(|(name, _)| BUFFERS.contains(&name.as_str()));
-        let take = |name: &'static str| {
-            let tensor = found.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor.shallow_clone());
-            tensor.ok_or(name)
+    /// Removes the mean and the standard deviation from the tensors of a checkpoint and returns them. The error is the
+    /// name of a missing tensor.
+    pub fn take_from(tensors: &mut Vec<(String, Tensor)>) -> Result<[Tensor; 2], &'static str> {
+        let mut take = |name: &'static str| {
+            let index = tensors.iter().position(|(found, _)| found == name);
+            index.map(|index| tensors.remove(index).1).ok_or(name)
         };
-        Ok(([take(BUFFERS[0])?, take(BUFFERS[1])?], others))
+        Ok([take(BUFFERS[0])?, take(BUFFERS[1])?])
     }
 }

@@ -74,8 +74,8 @@ impl DataFacts {
                 (RetrievalHead::Knn, reason)
             }
             DataHead::Trained => {
-                let reason = "the photos are simulated in world 2, whose image head must be trained first (`--config \
-                              geoclip train`, then retrieval.run)";
+                let reason = "the photos are simulated in world 2, whose image head must be trained first (`locdiff-launch \
+                              --config geoclip --run NAME train`, then `--set retrieval.run=NAME`)";
                 (RetrievalHead::Knn, reason.to_owned())
             }
             _ if !has_geoclip => {
@@ -129,7 +129,10 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
         }
         (RetrievalHead::Geoclip | RetrievalHead::Linear, DataHead::Trained) => refuse(
             head.name(),
-            format!("its photos are simulated in world 2, whose embeddings only a trained head can use; {knn}"),
+            format!(
+                "GeoCLIP's own heads cannot use these embeddings (world 2); train a head (`--config geoclip`) and set \
+                 retrieval.run, or {knn}"
+            ),
         ),
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",

@@ -159,7 +159,7 @@ fn survey(
     Ok(SurveyFindings { skipped: mask.into_skipped(), statistics, kept, contents })
 }
 
-/// The weights of the training rows on every rank. Rank 0 reads the coordinates. `None` if all weights are equal.
+/// The weights of the training rows on every rank. Rank 0 reads the coordinates. `None` if `shards.density_alpha` is 0.
 fn weights(
     config: &RunConfig,
     dataset: &Dataset,

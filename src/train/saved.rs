@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use locdiff_core::config::{DiffusionConfig, RunConfig};
+use locdiff_core::config::{DiffusionConfig, RunConfig, TrainMethod};
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
@@ -30,8 +30,11 @@ impl Saved {
     pub(super) fn check_network(&self, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
         let (state, dims) = (&self.state, (u64::from(self.state.degree) + 1).pow(2));
         let kept = state.kept_dimensions.as_ref().map_or(dims, |kept| kept.len() as u64);
-        self.check("model.degree", state.degree.into(), config.model.degree.into())?;
         self.check("the width of embeddings", state.embedding_width.into(), embedding_width.into())?;
+        if config.train.method != TrainMethod::Locdiff {
+            return Ok(());
+        }
+        self.check("model.degree", state.degree.into(), config.model.degree.into())?;
         self.check("model.low_pass_dims", kept, config.model.kept_dims())
     }
 

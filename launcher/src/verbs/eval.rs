@@ -19,6 +19,7 @@ mod score;
 mod table;
 mod target;
 
+use locdiff_core::config::TrainMethod;
 use locdiff_core::protocol::HybridRequest;
 use serde_json::Value;
 
@@ -43,17 +44,18 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
-    if request.exclude_km.is_some() && !request.hybrid && !request.tune {
-        refuse!(
-            Usage,
-            "--exclude-km leaves out gallery points, but LocDiff alone uses no gallery; add --hybrid or --tune"
-        );
-    }
     let mut global = global.clone();
     global.set.extend(request.exclude_km.map(|km| format!("eval.exclude_km={km:?}")));
     hold_signals()?;
     // `_use` keeps a launcher that trains the same run from removing the checkpoint during the evaluation.
     let (run, checkpoint, _use, resolved) = target::find(&global, request.hybrid && !request.tune, output)?;
+    let uses_gallery = request.hybrid || request.tune || resolved.config.train.method == TrainMethod::Geoclip;
+    if request.exclude_km.is_some() && !uses_gallery {
+        refuse!(
+            Usage,
+            "--exclude-km leaves out gallery points, but LocDiff alone uses no gallery; add --hybrid or --tune"
+        );
+    }
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,

@@ -1,5 +1,5 @@
-//! The verbs of `shards`, and `bench shards`. One worker does the work, and this module prints the result. Only
-//! `shards split` needs no worker.
+//! The verbs of `shards`, and `bench shards`. One worker does the work, and this module prints the result. `split`
+//! and `grid` need no worker.
 
 mod split;
 

@@ -23,12 +23,13 @@ fn number_of_workers_does_not_change_any_answer() {
             "truth.csv",
             "samples.csv",
             "predictions-retrieval.csv",
+            "predictions-retrieval-consensus.csv",
             "predictions-locdiff.csv",
             "predictions-locdiff-h.csv",
         ];
         let found = (files.map(|name| read(&stage, name)), ran.json());
         let rows = found.1["rows"].as_array().expect("the result has rows");
-        assert_eq!(rows.len(), 3, "{rows:?}");
+        assert_eq!(rows.len(), 4, "{rows:?}");
         for row in rows {
             assert_eq!((row["source"].as_str(), row["rows"].as_u64()), (Some("computed"), Some(150)), "{row}");
             for key in ACCURACIES.iter().chain(&["median_km", "mean_km", "geo_score"]) {

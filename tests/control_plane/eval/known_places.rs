@@ -26,8 +26,9 @@ fn train_and_eval_count_test_places_near_training_places() {
     let curves = &table["by_training_distance"];
     assert_eq!((&curves["bins"][0]["rows"], &curves["bins"][0]["from_km"]), (&json!(30), &json!(0.0)), "{curves}");
     let methods = curves["curves"].as_array().expect("there is a curve per method");
-    assert_eq!(methods.iter().map(|curve| &curve["method"]).collect::<Vec<_>>(), ["retrieval", "locdiff", "locdiff-h"]);
-    assert_eq!(read(&stage, plot).matches("<polyline").count(), 15, "3 methods at 5 distances");
+    let names: Vec<&Value> = methods.iter().map(|curve| &curve["method"]).collect();
+    assert_eq!(names, ["retrieval", "retrieval-consensus", "locdiff", "locdiff-h"]);
+    assert_eq!(read(&stage, plot).matches("<polyline").count(), 20, "4 methods at 5 distances");
     let ran = stage.run("--json --set shards.test=shards/near --set shards.train=shards/gone eval");
     let overlap = &ran.exits_with(ExitCode::Success).stderr_has("were not counted").json()["overlap"];
     assert_eq!(*overlap, json!({ "training": null, "gallery": null }));

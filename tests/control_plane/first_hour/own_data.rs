@@ -54,7 +54,7 @@ fn parquet_with_common_column_names_leads_to_a_table_without_configuration() {
     let reason = "retrieval head: knn, because the embeddings have 12 numbers, and GeoCLIP's have 768";
     let ran = stage.run(&format!("{SMALL} --json train"));
     let evaluated = ran.exits_with(ExitCode::Success).stderr_has(reason).json()["eval"].clone();
-    assert_eq!(evaluated["rows"].as_array().map(Vec::len), Some(3), "{evaluated}");
+    assert_eq!(evaluated["rows"].as_array().map(Vec::len), Some(4), "{evaluated}");
     let ran = stage.run("--run mine --device cpu eval --hybrid");
     ran.exits_with(ExitCode::Success);
     let shown = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");

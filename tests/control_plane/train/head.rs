@@ -77,7 +77,8 @@ fn evaluations_use_the_trained_head() {
     let trained = train(&stage, "head", &head);
     let found = &trained.exits_with(ExitCode::Success).json()["eval"];
     let rows = found["rows"].as_array().expect("the result has rows");
-    assert_eq!((rows.len(), &rows[0]["name"]), (1, &"GeoCLIP, trained head".into()), "{found}");
+    assert_eq!((rows.len(), &rows[0]["name"]), (2, &"GeoCLIP, trained head".into()), "{found}");
+    assert_eq!(rows[1]["name"], "GeoCLIP, consensus", "{found}");
     assert_eq!(found["data"]["head"], "trained");
     // Random places have a median error of about 10,000 km.
     assert!(rows[0]["median_km"].as_f64().is_some_and(|median_km| median_km < 4000.0), "{found}");
@@ -92,7 +93,7 @@ fn evaluations_use_the_trained_head() {
     let hybrid = |more: &str| {
         let found =
             stage.run(&format!("--json --run locdiff {more} eval --hybrid")).exits_with(ExitCode::Success).json();
-        assert_eq!((&found["data"]["head"], found["rows"].as_array().map(Vec::len)), (&"trained".into(), Some(3)));
+        assert_eq!((&found["data"]["head"], found["rows"].as_array().map(Vec::len)), (&"trained".into(), Some(4)));
         assert_eq!(answers(&stage, "locdiff"), own);
     };
     // Settings that were tuned for another head do not replace the head that the user asks for.

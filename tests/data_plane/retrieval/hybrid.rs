@@ -207,6 +207,26 @@ fn tuning_does_not_trade_one_scale_for_another() {
 }
 
 #[test]
+fn tuning_chooses_a_scale_and_holds_locdiff_h_against_consensus() {
+    // With the fourth scale, retrieval with consensus is within 25 km for half of the photos. The first setting has the
+    // higher mean accuracy, but only the second setting is as good as consensus within 25 km.
+    let places = uniform_points(6, 0, 0, 1000).expect("the counters are in range");
+    let rows: Vec<TuneRow> = places
+        .iter()
+        .enumerate()
+        .map(|(at, place)| {
+            let (half, most) = (if at % 2 == 0 { 1.0 } else { 9000.0 }, if at % 5 < 4 { 100.0 } else { 9000.0 });
+            let (truth, mut errors) = row(*place, 9000.0, 9000.0, &[most, half]);
+            errors.consensus_km[3] = half;
+            (truth, errors)
+        })
+        .collect();
+    let choice = choose(&two_settings(), &rows, &[25.0, 200.0, 2500.0], 5).expect("the rows are valid");
+    assert_eq!((choice.consensus_scale, choice.setting.radius_km), (CONSENSUS_SCALES[3], 20.0), "{choice:?}");
+    assert_eq!(choice.consensus_percent, [50.0; 3]);
+}
+
+#[test]
 fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
     // The first setting is right only in the cells of fold 0, the second setting only in the cells of fold 1. The
     // setting that is chosen on one fold is therefore wrong on the held-out fold.

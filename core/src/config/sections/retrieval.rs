@@ -123,7 +123,7 @@ impl RetrievalConfig {
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
         checker.not_negative("retrieval.density_weight", self.density_weight);
         checker.positive("retrieval.density_km", self.density_km);
-        checker.within("retrieval.consensus_points", self.consensus_points, 1..=10_000);
+        checker.within("retrieval.consensus_points", self.consensus_points, 1..=2000);
         checker.positive("retrieval.consensus_scale", self.consensus_scale);
         checker.within("retrieval.knn_neighbours", self.knn_neighbours, 1..=1024);
         checker.positive("retrieval.knn_scale", self.knn_scale);

@@ -170,7 +170,7 @@ impl Evaluation<'_> {
             hybrid = HybridRequest::Wanted;
             config.retrieval.head = RetrievalHead::Trained;
             config.retrieval.run = self.checkpoint.path.display().to_string();
-        } else if hybrid != HybridRequest::No && !config.retrieval.run.is_empty() {
+        } else if hybrid != HybridRequest::No && config.retrieval.wanted_head() == RetrievalHead::Trained {
             config.retrieval.run = head_checkpoint(&config)?.display().to_string();
         }
         require_files(&config, data, hybrid)?;

@@ -68,7 +68,10 @@ pub(super) fn by_distance(nearest_km: &[f32], found: &[MethodScore], thresholds_
     ByDistance::new(nearest_km, thresholds_km, &methods)
 }
 
-/// The scores of LocDiff-H minus the scores of LocDiff, of retrieval, or of the better of these two methods. The
+/// The name of the best part of LocDiff-H at each threshold, in a comparison.
+pub(super) const BETTER_PART: &str = "better part";
+
+/// The scores of LocDiff-H minus the scores of one of its parts (LocDiff, retrieval, retrieval with consensus), or of the best part. The
 /// intervals are paired: both methods of a comparison use the same bootstrap resamples.
 #[derive(Debug, Serialize)]
 pub(super) struct Difference {
@@ -88,7 +91,7 @@ impl Difference {
 }
 
 impl ScoreTask {
-    /// Scores every method. If LocDiff-H is one of the methods, compares it with LocDiff and with retrieval. Writes the
+    /// Scores every method. If LocDiff-H is one of the methods, compares it with its parts. Writes the
     /// scores to TensorBoard.
     pub(super) fn run(&self) -> anyhow::Result<(Vec<MethodScore>, Vec<Difference>)> {
         let found = self.answers.iter().map(|answers| self.score(answers)).collect::<Result<Vec<_>, _>>()?;
@@ -140,7 +143,7 @@ impl ScoreTask {
         let mut rows: Vec<Difference> =
             parts.iter().map(|(part, scores)| Difference::new(part.method.name(), scores)).collect();
         let (method, numbers) = (Method::LocdiffH, NamedIntervals::within(&better));
-        rows.push(Difference { method, less: "better part", numbers, within: better });
+        rows.push(Difference { method, less: BETTER_PART, numbers, within: better });
         Ok(rows)
     }
 

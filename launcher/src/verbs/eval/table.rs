@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::gather::Gather;
 use super::published::Published;
-use super::score::{Difference, MethodScore};
+use super::score::{BETTER_PART, Difference, MethodScore};
 use crate::terminal::{TableColumn, table, wrapped};
 
 /// A row of the table.
@@ -66,7 +66,7 @@ pub(super) fn name(method: Method, summary: &EvalSummary) -> String {
         (Method::Retrieval, Some(RetrievalHead::Knn)) => "nearest training photos".to_owned(),
         (Method::Retrieval, Some(RetrievalHead::Trained)) => "GeoCLIP, trained head".to_owned(),
         (Method::Retrieval, _) => "GeoCLIP retrieval".to_owned(),
-        (Method::RetrievalConsensus, Some(RetrievalHead::Knn)) => "their consensus".to_owned(),
+        (Method::RetrievalConsensus, Some(RetrievalHead::Knn)) => "nearest photos, consensus".to_owned(),
         (Method::RetrievalConsensus, _) => "GeoCLIP, consensus".to_owned(),
         (Method::Locdiff, _) => format!("LocDiff (L = {})", summary.degree),
         (Method::LocdiffH, _) => format!("LocDiff-H (L = {})", summary.degree),
@@ -97,7 +97,8 @@ pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row], width: usize
     let ceiling = ratings.first().and_then(|rating| rating.coverage_ceiling).filter(|ceiling| *ceiling < 1.0);
     if let Some(ceiling) = ceiling {
         let line = format!(
-            "coverage is of at most {ceiling:.3}: photos that share their place with {NEAREST_K} others cannot be covered"
+            "coverage can be at most {ceiling:.3}, because photos that share their place with {NEAREST_K} or more others \
+             cannot be covered"
         );
         text += &(wrapped(&line, 2, width) + "\n");
     }
@@ -270,12 +271,11 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
         let _ = write!(text, "\n{}", table("paired differences", &names, &values, width));
         let _ = write!(text, "\n{}", table("95 % intervals", &names, &bounds, width));
     }
-    let parts = [Method::Locdiff.name(), Method::Retrieval.name()];
-    for difference in differences.iter().filter(|difference| parts.contains(&difference.less)) {
+    for difference in differences.iter().filter(|difference| difference.less != BETTER_PART) {
         let is_worse = |at: &&Within| at.percent.hi < 0.0;
         let worse: Vec<String> = difference.within.iter().filter(is_worse).map(|at| at.km.to_string()).collect();
         if !worse.is_empty() {
-            let part = if difference.less == parts[0] { "LocDiff" } else { difference.less };
+            let part = part_name(difference.less);
             let line = format!("LocDiff-H is less accurate than {part} within {} km", worse.join(", "));
             let _ = write!(text, "\n{}\n", wrapped(&line, 2, width));
         }
@@ -299,8 +299,16 @@ pub(super) fn known_places(overlaps: &Overlaps, width: usize) -> String {
 
 /// The name of a difference in the text.
 fn difference_name(difference: &Difference) -> String {
-    let less = if difference.less == Method::Locdiff.name() { "LocDiff" } else { difference.less };
-    format!("LocDiff-H minus {less}")
+    format!("LocDiff-H minus {}", part_name(difference.less))
+}
+
+/// The name of a part of LocDiff-H in the text.
+fn part_name(part: &str) -> &str {
+    match part {
+        part if part == Method::Locdiff.name() => "LocDiff",
+        part if part == Method::RetrievalConsensus.name() => "consensus",
+        part => part,
+    }
 }
 
 #[cfg(test)]
@@ -349,7 +357,7 @@ mod tests {
         let mut truth = fibonacci_grid(32);
         truth.resize(40, truth[0]);
         let found = text("40 photos", &THRESHOLDS_KM, &rows(&truth), 80);
-        assert!(found.contains("coverage is of at most 0.775: "), "{found}");
+        assert!(found.contains("coverage can be at most 0.775, because "), "{found}");
         let Some(Row::Computed(row)) = rows(&truth).into_iter().next() else { panic!("the first row is computed") };
         let json = serde_json::to_value(row).expect("the row can be written as JSON");
         assert_eq!((&json["places"], &json["coverage_ceiling"]), (&32.into(), &0.775.into()), "{json}");

@@ -65,9 +65,11 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
     };
-    let tuned_for = config::load(&[Layer::File(path.clone())])?.config.retrieval.head;
-    let wanted = own.config.retrieval.wanted_head();
-    if wanted != RetrievalHead::Auto && tuned_for != RetrievalHead::Auto && wanted != tuned_for {
+    let tuned_for = config::load(&[Layer::File(path.clone())])?.config.retrieval;
+    let wanted = &own.config.retrieval;
+    let (head, tuned_head) = (wanted.wanted_head(), tuned_for.head);
+    let is_other_run = head == RetrievalHead::Trained && tuned_for.run != wanted.run;
+    if head != RetrievalHead::Auto && tuned_head != RetrievalHead::Auto && (head != tuned_head || is_other_run) {
         let line = "LocDiff-H uses the configured settings, because the tuned ones are for another retrieval head; \
                     `eval --tune --hybrid` tunes settings for this head";
         output.print(&wrapped(line, 2, width()));

@@ -10,7 +10,7 @@ use locdiff_core::tables;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::error::refuse;
+use crate::error::{LaunchError, refuse};
 use crate::output::Output;
 use crate::verbs::paths::{require_file, require_new};
 use crate::verbs::resolve_for;
@@ -32,7 +32,7 @@ pub(super) fn run(
         None => geoclip_gallery(global)?,
     };
     require_new("--out", out, overwrite)?;
-    let (mut places, grid) = (tables::read_places(&list)?, land_grid(spacing_km));
+    let (mut places, grid) = (tables::read_places(&list).map_err(LaunchError::reported)?, land_grid(spacing_km));
     let (listed, points) = (places.len(), grid.len());
     places.extend(grid);
     let mut text = String::from("lat,lon\n");
@@ -40,7 +40,10 @@ pub(super) fn run(
         // Six decimal places are 11 cm.
         writeln!(text, "{:.6},{:.6}", place.latitude().0, place.longitude().0)?;
     }
-    Files::real().write_atomically(out, text.as_bytes())?;
+    let files = Files::real();
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), |folder| files.create_folders(folder)).map_err(LaunchError::reported)?;
+    files.write_atomically(out, text.as_bytes()).map_err(LaunchError::reported)?;
     let shown = out.display();
     output.print(&format!("{listed} places of {} and {points} points on land in {shown}", list.display()));
     Ok(json!({ "ok": true, "out": out, "places": listed, "grid_points": points }))

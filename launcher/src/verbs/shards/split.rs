@@ -26,6 +26,9 @@ pub(super) fn split(
     check_parts(&cut.parts)?;
     let files: Vec<PathBuf> = cut.parts.iter().map(|part| file_of(&part.name, table, out)).collect();
     files.iter().try_for_each(|file| require_new("--out", file, overwrite))?;
+    if let Some(file) = files.iter().find(|file| same_file(file, table)) {
+        refuse!(Usage, "{} is the table itself and would be replaced; choose another --out", file.display());
+    }
     let found = cut.cut(table).map_err(LaunchError::reported)?;
     let disk = Files::real();
     disk.create_folders(out).map_err(LaunchError::reported)?;
@@ -42,6 +45,10 @@ pub(super) fn split(
     let mut renamed = partial.iter().zip(&files).map(|(partial, file)| disk.rename(partial, file));
     renamed.try_for_each(|done| done).and_then(|()| disk.sync_folder(out)).map_err(LaunchError::reported)?;
     report(&found, &files, output)
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 fn check_parts(parts: &[PartShare]) -> Result<(), LaunchError> {

@@ -1,6 +1,6 @@
 //! The last lines that `train` prints: commands that the user may run next.
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{RunConfig, TrainMethod};
 
 use super::record::quoted;
 
@@ -13,6 +13,7 @@ pub(super) fn next_commands(run: &str, config: &RunConfig, is_evaluated: bool) -
     };
     let verb = match is_evaluated {
         true => format!("--set train.steps={} train", 2 * config.train.steps),
+        false if config.train.method == TrainMethod::Geoclip => "eval".to_owned(),
         false => "eval --hybrid".to_owned(),
     };
     let run = quoted(run);
