@@ -100,7 +100,7 @@ fn write_all(
 /// The error for a part without places.
 fn no_places(split: &CellSplit) -> String {
     let advice = match split.part {
-        CellPart::Train => "every cell has one place only; give more places, or larger cells",
+        CellPart::Train => "no cell that is used for training has a second place; give more places, or larger cells",
         CellPart::Thinned => "all cells are held out; give smaller cells, or a smaller share",
         CellPart::HeldOut => "no cell is held out; set --held-out to a share such as 0.15, or give smaller cells",
     };

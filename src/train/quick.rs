@@ -60,7 +60,7 @@ impl Quick {
     }
 
     /// Locates all rows with the given weights. Every rank returns the same evaluation. The picture data covers only
-    /// the rows of this rank. Returns `None` on all ranks if the launcher asked any rank to stop.
+    /// the rows of this rank. Returns `None` on all ranks if any rank stopped early because the launcher asked it to.
     pub(super) fn evaluate(
         &mut self,
         step: u64,

@@ -12,7 +12,9 @@ use crate::cli::{CheckpointVerb, Global};
 use crate::error::{LaunchError, refuse};
 use crate::output::{Output, ok};
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, RunState, RunStatus, is_run, named_run, newest_run};
+use crate::run_folder::{
+    self, CONFIG, CheckpointRow, Depth, RunState, RunStatus, is_run, named_run, newest_run, whole_checkpoint,
+};
 
 /// Runs `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -152,6 +154,21 @@ pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) ->
     output.print(&format!("run {}", run.display()));
     hint_if_unfinished(&run, output);
     Ok(run)
+}
+
+/// The checkpoint in the folder `from`, which must be a checkpoint or a run. The newest whole checkpoint of a run is
+/// used. `key` is the configuration field that names the folder, and `dir` is the folder of all runs.
+pub(super) fn checkpoint_at(key: &str, from: &Path, dir: &str) -> Result<PathBuf, LaunchError> {
+    if !from.is_dir() {
+        refuse!(
+            NoData,
+            "{key}: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {dir}",
+            from.display()
+        );
+    }
+    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about(key))?;
+    skipped.iter().for_each(|line| tracing::warn!("{line}"));
+    Ok(checkpoint.path)
 }
 
 /// Prints a hint if the run is not at its last step.

@@ -22,6 +22,7 @@ use locdiff_core::pulse::Beat;
 use locdiff_core::text::nearest;
 use serde_json::{Value, json};
 
+use super::checkpoint::checkpoint_at;
 use super::eval::{self, Evaluation};
 use super::locations::require_shards;
 use super::restarts::{FailedAttempt, RestartPolicy, RestartVerdict, after};
@@ -32,7 +33,7 @@ use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
     Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, is_run, new_run_name, runs,
-    threads_of, unfinished_run, whole_checkpoint,
+    threads_of, unfinished_run,
 };
 use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
 use crate::terminal::{Display, width, wrapped};
@@ -554,21 +555,6 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
     let from = &config.train.init_from;
     let find = || checkpoint_at("train.init_from", Path::new(from), &config.checkpoint.dir);
     (!from.is_empty()).then(find).transpose()
-}
-
-/// The checkpoint in the folder `from`, which must be a checkpoint or a run. The newest whole checkpoint of a run is
-/// used. `key` is the configuration field that names the folder, and `dir` is the folder of all runs.
-pub(super) fn checkpoint_at(key: &str, from: &Path, dir: &str) -> Result<PathBuf, LaunchError> {
-    if !from.is_dir() {
-        refuse!(
-            NoData,
-            "{key}: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {dir}",
-            from.display()
-        );
-    }
-    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about(key))?;
-    skipped.iter().for_each(|line| tracing::warn!("{line}"));
-    Ok(checkpoint.path)
 }
 
 /// The prefix of a new run's name: the name of the preset, or the name of the configuration file without its extension.

@@ -254,8 +254,8 @@ impl Epoch {
         Ok(Self { data, epoch, order, starts, windows, shift })
     }
 
-    /// How often a row comes in this epoch, before rows are dropped or repeated to fill the last batch. `index` counts
-    /// the usable rows of the block.
+    /// How often a row comes in this epoch, not counting that rows of an incomplete last batch are dropped, or that rows
+    /// are repeated to fill it. `index` is the position of the row among the usable rows of the block, from 0.
     pub(super) fn quota(&self, block: u32, index: u32) -> u64 {
         let row = self.data.first_usable[block as usize] + u64::from(index);
         let before = |weights: &RowWeights, row| weights.quotas_before(row, self.shift);

@@ -26,10 +26,10 @@ use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
 use crate::supervisor::Supervisor;
 use crate::terminal::{Display, width, wrapped};
+use crate::verbs::checkpoint::checkpoint_at;
 use crate::verbs::locations::require_shards;
 use crate::verbs::paths::require_file;
 use crate::verbs::restarts::try_again;
-use crate::verbs::train::checkpoint_at;
 
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
