@@ -1,10 +1,11 @@
-//! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos.
+//! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos. Tuning also
+//! chooses the scale of retrieval with consensus: the scale with the highest mean accuracy over the thresholds.
 //!
-//! The objective is the mean accuracy over the thresholds, minus ten times the mean loss of accuracy. The loss at a
-//! threshold is the number of percentage points by which LocDiff-H is less accurate than the best of its parts: LocDiff,
-//! retrieval, and retrieval with consensus. LocDiff-H should be at least as good as the best part at every threshold, so
-//! a point lost at one threshold weighs more than a point won at another. A loss is penalised rather than forbidden, because small
-//! losses on the validation photos are mostly chance.
+//! The objective for LocDiff-H is the mean accuracy over the thresholds, minus ten times the mean loss of accuracy. The
+//! loss at a threshold is the number of percentage points by which LocDiff-H is less accurate than the best of its
+//! parts: LocDiff, retrieval, and retrieval with consensus. LocDiff-H should be at least as good as the best part at
+//! every threshold, so a point lost at one threshold weighs more than a point won at another. A loss is penalised
+//! rather than forbidden, because small losses on the validation photos are mostly chance.
 //!
 //! The setting is chosen on all validation photos. Cross-validation estimates how accurate the chosen setting is on
 //! other photos: for each fold, a setting is chosen on all other folds and scored on this fold. Nearby photos must be
@@ -129,7 +130,7 @@ pub struct Choice {
     pub retrieval_percent: Vec<f64>,
     /// The chosen value of `retrieval.consensus_scale`.
     pub consensus_scale: f64,
-    /// Accuracy of retrieval with consensus and this scale.
+    /// Accuracy of retrieval with consensus at this scale.
     pub consensus_percent: Vec<f64>,
     /// Accuracy of LocDiff-H by cross-validation: each fold is scored with the setting chosen on the other folds.
     /// `None` if all rows are in one fold.
@@ -148,7 +149,7 @@ pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
 const FIRST_SETTING: usize = 2 + CONSENSUS_SCALES.len();
 
 /// Number of answers within each threshold, for every predictor. The predictors are LocDiff, retrieval alone, retrieval
-/// with consensus and each scale, and LocDiff-H with each setting, in this order.
+/// with consensus at each scale, and LocDiff-H with each setting, in this order.
 #[derive(Clone)]
 struct Counts {
     rows: f64,
@@ -179,8 +180,8 @@ impl Counts {
         self.within[predictor].iter().map(|count| 100.0 * count / self.rows).collect()
     }
 
-    /// The accuracy of the best part of LocDiff-H at each threshold: LocDiff, retrieval, or retrieval with consensus and
-    /// the scale number `scale`.
+    /// The accuracy of the best part of LocDiff-H at each threshold: LocDiff, retrieval, or retrieval with consensus at
+    /// scale `CONSENSUS_SCALES[scale]`.
     fn best_part(&self, scale: usize) -> Vec<f64> {
         let parts = [0, 1, 2 + scale].map(|predictor| self.percent(predictor));
         (0..parts[0].len()).map(|at| parts.iter().map(|part| part[at]).fold(0.0, f64::max)).collect()

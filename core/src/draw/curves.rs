@@ -1,6 +1,6 @@
 //! Accuracy over the distance to the nearest training photo, as SVG: one panel per threshold, one line per method.
 //!
-//! SVG instead of PNG, because the plot has more text than the bitmap font of the maps can write.
+//! The plot is SVG instead of PNG, because its text needs letters that the bitmap font of the maps does not have.
 
 use std::fmt::Write as _;
 
@@ -9,12 +9,12 @@ use crate::metrics::{ByDistance, DistanceBin};
 /// Size of a panel with its margins, and of the area inside the axes, in pixels.
 const PANEL: [f64; 2] = [330.0, 250.0];
 const AREA: [f64; 2] = [270.0, 170.0];
-/// Position of the area in its panel: the upper left corner.
+/// Position of the upper left corner of this area in its panel.
 const CORNER: [f64; 2] = [48.0, 34.0];
 /// Height of the legend above the panels.
 const LEGEND: f64 = 64.0;
 const COLUMNS: usize = 3;
-/// Colours of the methods, which can be told apart without red and green vision (Okabe and Ito).
+/// Colours of the methods. Colour-blind readers can tell them apart (palette of Okabe and Ito).
 const COLORS: [&str; 4] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7"];
 /// The mark of a bin with fewer rows than this is hollow, because its percentage says little.
 const FEW_ROWS: usize = 10;
@@ -47,7 +47,7 @@ pub fn distance_curves(found: &ByDistance, names: &[String]) -> String {
     svg + "</svg>\n"
 }
 
-/// The panel of one threshold, with its origin at the upper left corner of the area.
+/// The panel of one threshold. The origin of its coordinates is the upper left corner of the area inside the axes.
 fn panel(found: &ByDistance, threshold: usize) -> String {
     let [width, height] = AREA;
     let mut svg = format!(
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_panel_has_a_line_per_method_and_few_rows_are_hollow() {
+    fn each_panel_has_a_line_per_method_and_bins_with_few_rows_are_hollow() {
         let nearest_km: Vec<f32> = (0..30).map(|row| if row < 20 { 0.5 } else { 50.0 + row as f32 }).collect();
         let nearest_km = [nearest_km, vec![2000.0]].concat();
         let [near, far] = [vec![0.5; 31], vec![100.0; 31]];

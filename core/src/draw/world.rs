@@ -12,7 +12,7 @@ use crate::geo::{Place, UnitVector};
 
 /// Outlines of land as closed rings of (longitude, latitude) in degrees.
 static LAND: LazyLock<Vec<Vec<[f64; 2]>>> = LazyLock::new(|| rings(include_str!("coastline.txt")));
-/// The edges of the outlines that touch each band of one degree of latitude, from south to north.
+/// For each band of one degree of latitude, from south to north: the edges of the outlines that touch the band.
 static EDGES: LazyLock<Vec<Vec<[[f64; 2]; 2]>>> = LazyLock::new(|| {
     let mut bands = vec![Vec::new(); 181];
     for ring in LAND.iter() {

@@ -27,7 +27,7 @@ pub fn fibonacci_grid(count: usize) -> Vec<UnitVector> {
 }
 
 /// The number of the cell that contains a place. Cells are `degrees` of latitude high, and their width in km is about
-/// equal to their height. Cells of one height are numbered without regard to cells of another height.
+/// equal to their height. Numbers are comparable only between cells of the same height.
 pub fn cell_of(place: Place, degrees: f64) -> u64 {
     let band = ((place.latitude().0 + 90.0) / degrees).floor();
     let middle = (band + 0.5) * degrees - 90.0;

@@ -10,8 +10,8 @@
 //!
 //! The intervals are percentile intervals: they reach from the 2.5 % to the 97.5 % quantile over the resamples.
 //! Quantiles are interpolated as in NumPy. If all rows have the same value, the interval has zero width. Sources: Efron
-//! and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13; Davison and Hinkley, "Bootstrap methods and their
-//! application", 1997, section 3.8 (clusters).
+//! and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13; Davison and Hinkley, "Bootstrap methods and
+//! their application", 1997, section 3.8 (clusters).
 
 use super::error::MetricsError;
 use super::places::PlaceGroups;
@@ -48,9 +48,9 @@ pub struct Interval {
 }
 
 impl Bootstrap {
-    /// Computes the intervals of `values`, which are statistics of the rows of `groups`. For each resample, `statistics`
-    /// gets the number of times that each row was drawn, and writes the statistics of the resample to its second
-    /// argument.
+    /// Computes the intervals of `values`, which are statistics of the rows of `groups`. For each resample,
+    /// `statistics` gets the number of times that each row was drawn, and writes the statistics of the resample to its
+    /// second argument.
     pub(super) fn intervals(
         &self,
         groups: &PlaceGroups,

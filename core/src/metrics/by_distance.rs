@@ -1,5 +1,5 @@
-//! Accuracy over the distance to the nearest training photo: how much of an accuracy comes from places that the model
-//! was trained near.
+//! Accuracy over the distance to the nearest training photo. It shows how much of the accuracy comes from photos that
+//! were taken near training photos.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ fn limits_km() -> impl Iterator<Item = f64> {
     (-4..=6).map(|half| 10_f64.powf(f64::from(half) / 2.0))
 }
 
-/// The rows whose nearest training photo is at a distance in some range.
+/// The rows whose distance to the nearest training photo is in some range.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DistanceBin {
     /// Smallest distance in the bin, km.
@@ -41,8 +41,8 @@ pub struct ByDistance {
 }
 
 impl ByDistance {
-    /// Sorts rows into bins. `nearest_km` is the distance of each row to its nearest training photo, and `methods` holds
-    /// the name and the errors of each method, in the same order of rows.
+    /// Sorts rows into bins. `nearest_km` is the distance of each row to its nearest training photo, and `methods`
+    /// holds the name and the errors of each method, in the same order of rows.
     pub fn new(nearest_km: &[f32], thresholds_km: &[f64], methods: &[(String, &[f64])]) -> Self {
         let limits: Vec<f64> = limits_km().collect();
         let bin_of = |km: &f32| limits.partition_point(|limit| *limit <= f64::from(*km));

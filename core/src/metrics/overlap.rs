@@ -1,6 +1,6 @@
 //! How many test places a model may already know: those near a training place or near a gallery point.
 //!
-//! A photo at a known place says little about photos elsewhere, so each evaluation counts them.
+//! Accuracy at known places says little about other places, so each evaluation counts the known places.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +21,12 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Counts places. `truth` holds the true place of each test row, and `nearest_km` its distance to the nearest known
-    /// place. Rows that share a place count once.
+    /// Counts places. `truth` holds the true place of each test row, and `nearest_km` the distance from that place to
+    /// the nearest known place. Rows that share a place count once.
     pub fn count(truth: &[UnitVector], nearest_km: &[f32]) -> Self {
         let groups = PlaceGroups::of(truth);
-        // Places are numbered by their first rows, so a row is the first of its place if it has the next number.
+        // Places are numbered in the order of their first rows. So a row is the first of its place if its place has the
+        // next new number.
         let mut places_km = Vec::with_capacity(groups.count());
         for (place, km) in groups.of_row().iter().zip(nearest_km) {
             if *place as usize == places_km.len() {

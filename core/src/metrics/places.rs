@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::geo::UnitVector;
 
-/// Which rows share a true place. Places are numbered from 0 by their first row.
+/// Which rows share a true place. Places are numbered from 0, in the order of their first rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaceGroups {
     of_row: Vec<u32>,

@@ -12,8 +12,8 @@
 //!
 //! The details follow the authors' package `prdc`. Comparisons are strict. A place counts as its own nearest neighbour
 //! at distance 0, so the k-th nearest other place is neighbour number k + 1. If k other true places have the same
-//! coordinates as a true place, the radius of that place is 0, and the place is never covered. The ceiling of coverage is
-//! the share of places with a larger radius.
+//! coordinates as a true place, the radius of that place is 0, and the place is never covered. The ceiling of coverage
+//! is the share of places with a radius above 0.
 //!
 //! Neighbours are found with a spatial index, so memory grows with the number of points rather than with the number of
 //! pairs.
@@ -33,7 +33,7 @@ pub struct DensityCoverage {
     pub density: f64,
     /// Share of true places with a prediction nearby, 0 to 1.
     pub coverage: f64,
-    /// The largest coverage that any predictions can reach. It is below 1 if many true places are equal.
+    /// The largest coverage that any predictions can reach. It is below 1 if more than k true places are equal.
     pub ceiling: f64,
 }
 

@@ -1,7 +1,7 @@
 //! The standard geolocation metrics of one predictor, and the difference between two predictors on the same rows.
 //!
 //! The input is one error per row: the great-circle distance in km. The errors must be in the order of the data,
-//! because the bootstrap draws places by number, in the order of their first rows. Every error is checked, and no row is
+//! because the bootstrap numbers places in the order of their first rows. Every error is checked, and no row is
 //! dropped. The median of an even number of rows is the mean of the middle two.
 
 use serde::{Serialize, Serializer};
@@ -85,8 +85,8 @@ pub struct Rating {
     pub density: Option<f64>,
     /// Coverage with k = 3. `None` if there are too few rows.
     pub coverage: Option<f64>,
-    /// The largest coverage that any answers can reach; below 1 if many rows share a place. `None` if there are too few
-    /// rows.
+    /// The largest coverage that any answers can reach; below 1 if more than k = 3 rows share a true place. `None` if
+    /// there are too few rows.
     pub coverage_ceiling: Option<f64>,
 }
 

@@ -47,7 +47,7 @@ pub enum HybridRequest {
 pub enum Method {
     /// Retrieval alone: the gallery point that is most similar to the photo.
     Retrieval,
-    /// Retrieval alone, with a vote among the most similar gallery points.
+    /// Retrieval alone, with consensus: a vote among the most similar gallery points.
     RetrievalConsensus,
     /// LocDiff alone.
     Locdiff,
@@ -95,8 +95,8 @@ pub struct LocatedRow {
     pub tuning: Option<TuningErrors>,
 }
 
-/// Distances from true places to the places that the model or the gallery knows, for some consecutive rows. Rank 0
-/// sends them for all rows.
+/// Distances from the true places of some consecutive rows to the nearest known places. Rank 0 sends one or more of
+/// these messages, which together cover all rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NearestKnown {
     /// Distance of each row to the nearest training place, km; `None` if the training places cannot be read.
@@ -112,7 +112,7 @@ pub struct TuningErrors {
     pub own_km: f32,
     /// Error of retrieval alone.
     pub retrieval_km: f32,
-    /// Error of retrieval with a vote, for each of [`crate::tuning::CONSENSUS_SCALES`].
+    /// Error of retrieval with consensus, for each of [`crate::tuning::CONSENSUS_SCALES`].
     pub consensus_km: Vec<f32>,
     /// Error of LocDiff-H with each of [`crate::tuning::settings`].
     pub settings_km: Vec<f32>,

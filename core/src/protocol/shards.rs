@@ -15,7 +15,7 @@ use crate::files::Written;
 pub enum ShardsJob {
     /// Simulate embeddings of photos at real locations.
     Simulate {
-        /// The world in which the photos are taken.
+        /// The rule by which the photos are simulated.
         world: SimulatedWorld,
         /// Number of photos; `None`: one photo per location.
         rows: Option<u64>,
@@ -27,7 +27,7 @@ pub enum ShardsJob {
         views: u32,
         /// File with the locations of the photos; `None`: the locations of GeoCLIP's gallery.
         coordinates: Option<PathBuf>,
-        /// Use only the places of one part; `None`: all places.
+        /// The part of the places to use; `None`: all places.
         cells: Option<CellSplit>,
         /// Folder with GeoCLIP's weights and gallery.
         geoclip: PathBuf,
@@ -115,7 +115,8 @@ impl ShardsJob {
 pub enum SimulatedWorld {
     /// World 1: a photo looks like its own place and four others; the embeddings are a linear projection.
     One,
-    /// World 2: a photo looks like places near its own place; only a trained head can use the embeddings.
+    /// World 2: a photo looks like places around its own, but not like its exact place; only a trained head can use the
+    /// embeddings.
     Two,
 }
 
@@ -155,11 +156,11 @@ pub struct CellSplit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CellPart {
-    /// All places but the test places, of the cells that are not held out.
+    /// All places in cells that are not held out, except for the test places.
     Train,
-    /// Test places: one place of each cell that is not held out.
+    /// Test places: one place in each cell that is not held out.
     Thinned,
-    /// Test places: one place of each cell that is held out.
+    /// Test places: one place in each cell that is held out.
     HeldOut,
 }
 
@@ -307,7 +308,7 @@ pub enum ImageHead {
 }
 
 impl ImageHead {
-    /// Whether only simulated embeddings use this head.
+    /// Whether this head is only for simulated embeddings.
     pub fn is_of_simulated(self) -> bool {
         matches!(self, Self::Linear | Self::Trained)
     }

@@ -80,7 +80,7 @@ pub enum Stream {
     Simulation,
     /// The order of training rows; the index distinguishes the shuffles of one epoch.
     Shuffle(u16),
-    /// The rows that a bootstrap draws. The sample number of a draw is the index of the resample.
+    /// The places that a bootstrap draws. The sample number of a draw is the index of the resample.
     Bootstrap,
     /// The gallery points that serve as wrong answers in GeoCLIP's loss.
     Negatives,

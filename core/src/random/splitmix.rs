@@ -1,12 +1,12 @@
 //! SplitMix64: a hash of 64-bit numbers. Equal inputs give equal outputs on every machine.
 //!
-//! Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants are those of
-//! Vigna's public-domain implementation.
+//! Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants are those
+//! of Vigna's public-domain implementation.
 
 /// The increment of SplitMix64: 2⁶⁴ divided by the golden ratio, as an odd number.
 pub const SPLITMIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64. It maps the 64-bit numbers one to one, so that similar inputs have dissimilar outputs.
+/// The finaliser of SplitMix64. It maps the 64-bit numbers one to one, and similar inputs to dissimilar outputs.
 pub fn splitmix(mut number: u64) -> u64 {
     number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

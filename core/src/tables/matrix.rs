@@ -93,7 +93,7 @@ impl Matrix {
             _ => "<f8",
         };
         let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {width}), }}");
-        // The header ends with a newline, and spaces before it make its length a multiple of 64 (NEP 1).
+        // The header ends with a newline. Spaces before the newline align the data to 64 bytes (NEP 1).
         let padded = (NPY_MAGIC.len() + 4 + header.len() + 1).next_multiple_of(64) - NPY_MAGIC.len() - 4;
         let mut file = [NPY_MAGIC, &[1, 0], &(padded as u16).to_le_bytes()].concat();
         file.extend(format!("{header:<0$}\n", padded - 1).as_bytes());

@@ -2,8 +2,9 @@
 //!
 //! The Earth is divided into cells. A hash of the seed and the cell decides which part gets all rows of the cell, so
 //! the result does not depend on the order of rows. If the table has an author column, each author stays only in the
-//! part in which the author has most rows (the first such part in a tie). The author's other rows are dropped. Keeping
-//! them would mean to keep together all photos that are connected by cells and authors, and nearly all photos are.
+//! part in which the author has the most rows (the first such part in a tie). The author's other rows are dropped. To
+//! keep them, all photos that are connected by a chain of shared cells and authors would have to be in the same part,
+//! and such chains connect nearly all photos.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -38,7 +39,7 @@ pub struct TableCut {
     pub author_column: Option<String>,
 }
 
-/// What a part consists of.
+/// The size of a part.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PartCounts {
     /// Name of the part.
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn author_stays_where_most_of_his_rows_are() {
+    fn author_stays_where_most_of_the_rows_are() {
         let cut = &cut(None);
         let degrees = |number: usize| crate::geo::Degrees(number as f64);
         let place = |at: usize| Place::new(degrees(at % 80), degrees(at / 80)).expect("the place is valid");

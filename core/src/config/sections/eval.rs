@@ -137,8 +137,9 @@ section! {
         pub neighbourhood_km: f64 = 0.0,
         /// Move each decoded point to the nearest mode on the continuous sphere.
         pub refine: bool = false,
-        /// Retrieval and LocDiff-H ignore gallery points, and training photos in a gallery of photos, at most this far
-        /// from the photo's true place, km; 0: none are ignored. The points that codes are decoded to are not affected.
+        /// Distance from a photo's true place, km, within which retrieval and LocDiff-H ignore gallery points (or
+        /// training photos, if retrieval.head = "knn"). 0: none are ignored. LocDiff's own answers are not affected,
+        /// even with anchors = "gallery".
         pub exclude_km: f64 = 0.0,
         /// Steps between quick evaluations on `shards.validation` during training; 0: none.
         pub every: u64 = 1000,

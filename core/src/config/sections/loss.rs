@@ -21,8 +21,8 @@ section! {
     pub struct LossConfig {
         /// Number of random points on the sphere at which the KL compares densities, drawn anew for every mini-batch.
         pub anchors: u32 = 2048,
-        /// With train.method = "geoclip": number of gallery points, drawn anew in every step, among which the location of
-        /// a photo must be found. The locations of the other photos of the step are added to them.
+        /// With train.method = "geoclip": number of gallery points that each step draws as wrong answers. The loss asks
+        /// for the location of a photo among these points and the locations of all photos of the step.
         pub negatives: u32 = 3072,
         /// Direction of the KL divergence.
         pub kl: KlDirection = KlDirection::Reverse,

@@ -20,7 +20,7 @@ pub enum RetrievalHead {
     Linear,
     /// Nearest neighbours among the training photos, for embeddings of any other kind.
     Knn,
-    /// The image head that the run `run` has trained.
+    /// The image head trained by the run that `run` names.
     Trained,
 }
 
@@ -66,8 +66,8 @@ section! {
         pub radius_km: f64 = 200.0,
         /// How a stored embedding becomes a query.
         pub head: RetrievalHead = RetrievalHead::Auto,
-        /// With head = "trained": run or checkpoint folder of a training with train.method = "geoclip". A name without a
-        /// slash is a run in `checkpoint.dir`.
+        /// With head = "trained" or "auto": folder of a run or checkpoint that was trained with train.method =
+        /// "geoclip". A name without a slash is a run in `checkpoint.dir`.
         pub run: String = String::new(),
         /// Which gallery points LocDiff-H considers, and how it chooses one.
         pub mode: HybridMode = HybridMode::Fusion,
@@ -75,9 +75,11 @@ section! {
         pub density_weight: f64 = 3.0,
         /// Width of the kernel with which the density of the samples is estimated, km.
         pub density_km: f64 = 25.0,
-        /// Number of most similar gallery points that vote in retrieval with consensus, a row of its own in the table.
+        /// For retrieval with consensus, a row of its own in the table: number of most similar gallery points that vote
+        /// on the answer.
         pub consensus_points: u32 = 1000,
-        /// Factor of the similarities in that vote. If it is small, many points have a say.
+        /// For retrieval with consensus: factor that multiplies the similarities in the vote. The smaller it is, the
+        /// more points have a say.
         pub consensus_scale: f64 = 0.5,
         /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo is the
         /// answer. More: the photos vote on the answer, as the gallery points do in mode = "consensus".
@@ -93,7 +95,7 @@ impl RetrievalConfig {
         Path::new(&self.geoclip).join("manifest.json").exists()
     }
 
-    /// The configured head, where "auto" with a `run` is "trained".
+    /// The configured head. "auto" counts as "trained" if `run` is set.
     pub fn wanted_head(&self) -> RetrievalHead {
         match self.head {
             RetrievalHead::Auto if !self.run.is_empty() => RetrievalHead::Trained,

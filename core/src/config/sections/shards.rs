@@ -78,7 +78,8 @@ section! {
         /// where n is the number of training rows in the same cell of the Earth. 0: each row once per epoch. 1: each
         /// cell equally often.
         pub density_alpha: f64 = 0.0,
-        /// Height of the cells of density_alpha, degrees of latitude. Cells are about as wide as high.
+        /// Height of the cells in which density_alpha counts rows, degrees of latitude. Cells are about as wide as they
+        /// are high.
         pub density_cell_degrees: f64 = 1.0,
         /// Cache folder for data from s3://. "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
         pub cache_dir: String = String::new(),
