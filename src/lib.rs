@@ -15,7 +15,7 @@
 //! - [`retrieval`]: answers with the gallery point that is most similar to a photo. LocDiff-H uses gallery points to
 //!   refine LocDiff's answers.
 //! - [`infer`]: turns embeddings into places. Training and evaluation both locate photos with this module.
-//! - [`methods`]: what can be trained: LocDiff, and GeoCLIP's image head.
+//! - [`methods`]: the methods that can be trained: LocDiff, and GeoCLIP's image head.
 //! - [`train`]: the training loop.
 //! - [`eval`]: locates photos for an evaluation, and repeats the paper's perturbation experiment.
 

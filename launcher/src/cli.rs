@@ -155,7 +155,7 @@ pub struct EvalRequest {
     /// Choose the settings of LocDiff-H on the validation rows; with --hybrid or --suite main, evaluate afterwards.
     #[arg(long)]
     pub tune: bool,
-    /// Leave out gallery points within KM of each photo's true place; the same as --set eval.exclude_km=KM.
+    /// Leave out gallery points within KM km of each photo's true place; the same as --set eval.exclude_km=KM.
     #[arg(long, value_name = "KM")]
     pub exclude_km: Option<f64>,
 }
@@ -184,15 +184,15 @@ pub enum ShardsVerb {
         /// Places to use instead of GeoCLIP's gallery: a CSV or Parquet table, or an N x 2 .npy file.
         #[arg(long, value_name = "FILE")]
         coordinates: Option<PathBuf>,
-        /// Divide the places by cells with sides of this many degrees, and use one part of them. One place of each cell
-        /// is a test place.
+        /// Divide the places into training and test places, and use one part. The Earth is divided into cells with
+        /// sides of this many degrees, and one place in each cell is a test place.
         #[arg(long, value_name = "DEGREES", requires = "part", value_parser = decimal(0.01, 90.0))]
         cells: Option<f64>,
-        /// Share of the cells that are kept from training whole.
+        /// Share of the cells that are held out: training uses none of their places.
         #[arg(long, value_name = "SHARE", requires = "cells", default_value_t = 0.0, value_parser = decimal(0.0, 0.9))]
         held_out: f64,
-        /// Part to use: train, thinned (test places, one per cell, not in cells that are held out) or held-out (test
-        /// places, one per cell that is held out).
+        /// Part to use: train, thinned (the test places in cells that are not held out) or held-out (the test places in
+        /// cells that are held out).
         #[arg(long, value_name = "PART", requires = "cells")]
         part: Option<CellPart>,
         /// Replace DIR if it exists.
@@ -240,7 +240,8 @@ pub enum ShardsVerb {
         #[arg(long, value_name = "NAME=SHARE,...", value_delimiter = ',', value_parser = part_share)]
         #[arg(default_value = "train=0.9,validation=0.05,test=0.05")]
         parts: Vec<PartShare>,
-        /// Height of the cells whose photos stay together, degrees of latitude. Cells are about as wide as high.
+        /// Height of the cells whose photos stay together, degrees of latitude. Cells are about as wide as they are
+        /// high.
         #[arg(long, value_name = "DEGREES", default_value_t = 0.1, value_parser = decimal(*CELL_DEGREES_RANGE.start(), *CELL_DEGREES_RANGE.end()))]
         cell_degrees: f64,
         /// Random seed.

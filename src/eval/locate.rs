@@ -152,7 +152,7 @@ fn send_nearest(
         (None, DecodeAnchors::Gallery) => Some(nearest_km(&SphereIndex::new(anchors.to_vec()), truth)),
         (None, DecodeAnchors::Grid) => None,
     };
-    // With the head "knn", the gallery of retrieval is the training photos.
+    // With the head "knn", the gallery of retrieval consists of the training photos.
     let training_km = match &gallery_km {
         Some(km) if retrieval.is_some() && config.retrieval.head == RetrievalHead::Knn => Some(km.clone()),
         _ => nearest_training_km(config, None, truth),

@@ -47,13 +47,13 @@ impl TruthFile {
         Ok(())
     }
 
-    /// The place of a row in the file.
+    /// The true place of the photo with this identifier. It is an error if the file has no row for it.
     pub fn place(&self, id: &str) -> Result<Place, InferError> {
         let (truth, location) = (&self.path, &self.location);
         let missing = || {
             format!(
-                "{truth} (eval.truth) has no row {id:?}, which {location} has; the truth file must have a row for every \
-                 photo"
+                "{truth} (eval.truth) has no row {id:?}, which {location} has; the truth file must have a row for \
+                 every photo"
             )
         };
         self.places.get(id).copied().ok_or_else(|| InferError::BadData(missing()))

@@ -1,7 +1,7 @@
 //! Distances from test places to the places that a model may know: the training places and the points of a gallery.
 //!
-//! Only coordinates are read. With 5 million training rows, building the index takes up to ten seconds, so one worker does
-//! it for all rows.
+//! No embeddings are read, unless `shards.on_bad_rows` is "skip" and the unusable training rows are not known yet. With
+//! 5 million training rows, building the index takes up to ten seconds, so one worker does it for all rows.
 
 use std::path::Path;
 

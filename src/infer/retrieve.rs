@@ -119,8 +119,8 @@ impl Retrieval {
         located.map_err(|error| self.with_row(block, error))
     }
 
-    /// For each image of a block, the distance errors of LocDiff, of retrieval, and of LocDiff-H under every setting of
-    /// `grid`.
+    /// For each image of a block, the distance errors of LocDiff, of retrieval, of retrieval with consensus at every
+    /// scale, and of LocDiff-H under every setting of `grid`.
     pub fn errors(
         &self,
         retriever: &Retriever<'_>,

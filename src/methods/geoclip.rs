@@ -38,7 +38,7 @@ use crate::shdd::ShddError;
 const LOGIT_SCALE: f64 = 2.659_260_036_932_778;
 /// Timeout of the ranks that wait while rank 0 embeds the gallery. The launcher ends all workers if rank 0 hangs.
 const WATCHED_BY_LAUNCHER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Position of a row that only fills up a slice. It is larger than every position in a batch.
+/// Position of a row that only pads a slice. It is larger than every position in a batch.
 const NO_POSITION: f64 = 1e9;
 /// Number of operations of GeoCLIP's location encoder for one place.
 const LOCATION_FLOPS: f64 = 3.0 * 2.0 * (512.0 * 1024.0 + 2.0 * 1024.0 * 1024.0 + 1024.0 * 512.0);
@@ -53,7 +53,8 @@ pub struct ContrastiveHead {
     gallery: Rc<Gallery>,
     /// Embeddings of the gallery points on the device, L2-normalised.
     gallery_gw: Tensor,
-    /// For each gallery point, its coordinates as bits, and its index. Photos are often taken exactly there.
+    /// The index of each gallery point, by the bits of its coordinates. Many photos are taken exactly at a gallery
+    /// point, so their location embeddings need not be computed.
     known: HashMap<[u64; 2], i64>,
     data: Group,
     philox: Philox,
@@ -172,7 +173,7 @@ impl TrainableMethod for ContrastiveHead {
         &self.placement
     }
 
-    /// Counts three products for each layer of the head and two for the logits, and the location encoder.
+    /// Counts three products for each layer of the head, two for the logits, and those of the location encoder.
     fn step_flops(&self, rows: u64) -> f64 {
         let [features, width] = [FEATURE_WIDTH, EMBEDDING_WIDTH].map(|width| width as f64);
         let candidates = self.global_batch as f64 + self.negatives as f64;
@@ -184,7 +185,7 @@ impl TrainableMethod for ContrastiveHead {
         [None; 4]
     }
 
-    /// The location encoder reads from main memory.
+    /// False, because the location encoder reads places from main memory.
     fn can_be_recorded(&self) -> bool {
         false
     }
@@ -269,7 +270,7 @@ impl Locator for HeadLocator {
     }
 }
 
-/// The parameters, with the names that GeoCLIP's own head has in the folder of its weights.
+/// The parameters. They have the same names as those of GeoCLIP's own head in the folder of GeoCLIP's weights.
 fn specs() -> Vec<Spec> {
     let [features, width] = [FEATURE_WIDTH, EMBEDDING_WIDTH].map(|width| width as i64);
     let mut specs = linear_layer("image.0", features, features);
@@ -279,8 +280,8 @@ fn specs() -> Vec<Spec> {
     specs
 }
 
-/// Opens the configured gallery. Rank 0 embeds the points first, if they are not cached, and the other ranks read the
-/// cache.
+/// Opens the configured gallery. If the embeddings of its points are not cached, rank 0 computes them first. The other
+/// ranks read the cache.
 fn open_gallery(
     config: &RunConfig,
     ranks: &Communicator,

@@ -1,4 +1,4 @@
-//! What a method must provide to be trained.
+//! The interface of a method that can be trained.
 
 use locdiff_core::config::RunConfig;
 use tch::Tensor;
@@ -13,8 +13,9 @@ use crate::shdd::Codes;
 
 /// A method that can be trained.
 ///
-/// A step calls [`TrainableMethod::take`] with its rows, then [`TrainableMethod::begin`], and then [`TrainableMethod::losses`] for each
-/// micro-batch. All ranks call these functions in the same order, so they may communicate.
+/// A step calls [`TrainableMethod::take`] with its rows, then [`TrainableMethod::begin`], and then
+/// [`TrainableMethod::losses`] for each micro-batch. All ranks call these functions in the same order, so the functions
+/// may communicate.
 pub trait TrainableMethod: std::fmt::Debug {
     /// The weights.
     fn parameters(&self) -> &Parameters;
@@ -25,7 +26,7 @@ pub trait TrainableMethod: std::fmt::Debug {
     /// The standardisation of embeddings. It is saved with the weights.
     fn standardisation(&self) -> &Standardisation;
 
-    /// The standardisation of embeddings, to change it.
+    /// The standardisation of embeddings, for changes.
     fn standardisation_mut(&mut self) -> &mut Standardisation;
 
     /// The device and the precision of the network.
@@ -46,7 +47,7 @@ pub trait TrainableMethod: std::fmt::Debug {
     /// Drops the reference to the batch on the CPU, so that the memory of the batch can be reused.
     fn release(&mut self);
 
-    /// Computes what all micro-batches of the step have in common.
+    /// Computes the values that all micro-batches of the step share.
     fn begin(&mut self) -> Result<(), MethodError>;
 
     /// The mean losses of `count` rows of this rank, starting at row `first` of its slice.

@@ -2,9 +2,9 @@
 //! its weights. Everything else that training needs is the same for every method: the order of rows, the reduction of
 //! gradients, the optimiser, checkpoints and logs.
 //!
-//! - [`TrainableMethod`]: what a method provides.
+//! - [`TrainableMethod`]: the interface of a method.
 //! - [`Locdiff`]: the diffusion model of the paper.
-//! - [`ContrastiveHead`]: GeoCLIP's image head, trained on the shards. Its location encoder stays frozen.
+//! - [`ContrastiveHead`]: GeoCLIP's image head, trained on the shards. GeoCLIP's location encoder stays frozen.
 
 mod error;
 mod geoclip;

@@ -12,9 +12,9 @@
 //! adds them to the product A_t x, computes the sine, and writes the result directly into one half of the tensor that a
 //! skip connection concatenates.
 //!
-//! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers, because the mantissa of f16 has
-//! three more bits than that of bf16. If a product A_t x could exceed the largest f16 number, it multiplies bf16 numbers
-//! too.
+//! If the network multiplies bf16 numbers, the collapsed network multiplies f16 numbers, because the mantissa of f16
+//! has three more bits than that of bf16. But if a product A_t x could exceed the largest f16 number, the collapsed
+//! network multiplies bf16 numbers, like the network.
 //!
 //! The matrices A_t of all timesteps are kept in memory, or formed again whenever they are used. Both give the same
 //! bits.
@@ -126,7 +126,7 @@ impl Collapsed {
             return Ok(collapsed);
         }
         let largest = collapsed.largest_product(timesteps.len())?;
-        // NaN is not safe either.
+        // NaN fails this comparison, so it counts as unsafe.
         if largest <= F16_SAFE {
             return Ok(collapsed);
         }

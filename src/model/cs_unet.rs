@@ -82,8 +82,8 @@ pub enum Timesteps<'a> {
 }
 
 impl CsUnet {
-    /// Creates a network with initial weights drawn from `philox`. Embeddings are not standardised
-    /// until [`Standardisation::set`] is called.
+    /// Creates a network with initial weights drawn from `philox`. Embeddings are not standardised until
+    /// [`Standardisation::set`] is called.
     pub fn new(architecture: Architecture, placement: Placement, philox: Philox) -> Result<Self, ModelError> {
         let options = (placement.kind, placement.device);
         let group = placement.tensor_parallel.as_ref();
@@ -123,7 +123,7 @@ impl CsUnet {
         &self.standardisation
     }
 
-    /// The standardisation of embeddings, to change it.
+    /// The standardisation of embeddings, for changes.
     pub fn standardisation_mut(&mut self) -> &mut Standardisation {
         &mut self.standardisation
     }

@@ -316,7 +316,7 @@ mod tests {
         let sizes: &[usize] = if cfg!(miri) { &[6, 150] } else { &[1, 6, 63, 64, 65, 150, 600, 1536, 1550] };
         for &row_bytes in sizes {
             let block: Vec<u8> = (0..40 * row_bytes).map(|at| (at * 31 % 251) as u8).collect();
-            // Some rows are wanted two or three times.
+            // Six rows are wanted, each of them 3 to 11 times.
             let wanted: Vec<usize> =
                 (0..53).map(|at| at * at * 19 % 40).filter(|row| row % 5 != 1 && row % 7 != 2).collect();
             for piece_rows in [1, 3, 40] {

@@ -29,8 +29,11 @@ pub enum RetrievalError {
         /// Index of the gallery point or image, from 0.
         row: usize,
     },
-    /// The evaluation leaves out all gallery points for a photo.
-    #[error("image {row}: all gallery points are within eval.exclude_km ({radius_km} km) of its true place; lower it")]
+    /// For one of the photos, the evaluation leaves out all gallery points.
+    #[error(
+        "image {row}: all gallery points are within eval.exclude_km ({radius_km} km) of its true place; lower \
+         eval.exclude_km"
+    )]
     AllExcluded {
         /// Index of the image, from 0.
         row: usize,

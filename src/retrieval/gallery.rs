@@ -38,7 +38,8 @@ impl Gallery {
         Ok(Self::open_with_places(config, geoclip, embedder, progress)?.0)
     }
 
-    /// Like [`Self::open`], but also returns the places with all bits of their coordinates.
+    /// Like [`Self::open`], but also returns the places of the points with their exact coordinates, which
+    /// [`Self::points`] does not keep.
     pub fn open_with_places(
         config: &RetrievalConfig,
         geoclip: &Geoclip,

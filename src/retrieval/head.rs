@@ -31,7 +31,7 @@ pub enum DataHead {
     Geoclip,
     /// The linear head, for embeddings of photos simulated in world 1.
     Linear,
-    /// Only a head that was trained on such embeddings, for photos simulated in world 2.
+    /// Only a head that was trained on such embeddings. They are embeddings of photos simulated in world 2.
     Trained,
     /// The data has no manifest, or the manifest names no head.
     Unknown,
@@ -74,8 +74,8 @@ impl DataFacts {
                 (RetrievalHead::Knn, reason)
             }
             DataHead::Trained => {
-                let reason = "the photos are simulated in world 2, whose image head must be trained first (`locdiff-launch \
-                              --config geoclip --run NAME train`, then `--set retrieval.run=NAME`)";
+                let reason = "the photos are simulated in world 2, whose image head must be trained first \
+                              (`locdiff-launch --config geoclip --run NAME train`, then `--set retrieval.run=NAME`)";
                 (RetrievalHead::Knn, reason.to_owned())
             }
             _ if !has_geoclip => {
@@ -130,7 +130,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
         (RetrievalHead::Geoclip | RetrievalHead::Linear, DataHead::Trained) => refuse(
             head.name(),
             format!(
-                "GeoCLIP's own heads cannot use these embeddings (world 2); train a head (`--config geoclip`) and set \
+                "this head cannot use these embeddings (world 2); train a head (`--config geoclip`) and set \
                  retrieval.run, or {knn}"
             ),
         ),

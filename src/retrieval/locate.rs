@@ -41,14 +41,14 @@ pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
     consensus(points, &places, &scores).map(|place| places[place])
 }
 
-/// How many of the best gallery points retrieval uses.
+/// How many of the best gallery points retrieval uses, and how they vote.
 #[derive(Debug, Clone, Copy)]
 pub struct Voters {
-    /// Number of points that choose the plain answer. It is 1 unless the gallery consists of photos.
+    /// Number of points that decide the answer without consensus. It is 1 unless the gallery consists of photos.
     pub neighbours: usize,
     /// Number of points that vote in the consensus.
     pub consensus: usize,
-    /// Factor of the logits in the consensus.
+    /// Factor that multiplies the logits in the consensus.
     pub scale: f64,
 }
 
@@ -83,13 +83,13 @@ pub fn locate(
 /// The answers of retrieval alone for one photo.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetrievedPlaces {
-    /// The plain answer.
+    /// The answer without consensus.
     pub retrieval: UnitVector,
     /// The answer with consensus.
     pub consensus: UnitVector,
 }
 
-/// Locates photos with retrieval alone. The points in `excluded` are ignored.
+/// Locates photos with retrieval alone. The gallery points that `excluded` leaves out are ignored.
 pub fn locate_alone(
     retriever: &Retriever<'_>,
     queries: &Tensor,
@@ -111,8 +111,8 @@ fn consensus_places(points: &[UnitVector], scored: &Scored, scales: &[f64]) -> V
     winners.into_iter().map(|point| points[point as usize]).collect()
 }
 
-/// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`. Gallery points
-/// within `exclude` of a photo's true place are ignored.
+/// For each photo, the errors of LocDiff, of retrieval, of retrieval with consensus at every scale, and of LocDiff-H
+/// under every setting of `grid`. Gallery points within `exclude` of a photo's true place are ignored.
 pub fn try_settings(
     retriever: &Retriever<'_>,
     queries: &Tensor,

@@ -55,8 +55,8 @@ pub struct Scored {
     pub logits: Vec<f32>,
 }
 
-/// Gallery points that a photo must not find: those within a radius of its true place. An evaluation leaves them out to
-/// measure how well places are found that the gallery does not have.
+/// The gallery points that are left out for each photo: those within a radius of its true place. An evaluation leaves
+/// them out to measure how accurate the methods are at places that are not in the gallery.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Exclusion<'a> {
     /// Points at most this far from the true place are left out.

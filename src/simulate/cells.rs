@@ -1,10 +1,10 @@
-//! `--cells`: divides places into training and test places by cells, so that test places lie evenly over the ground that
-//! the places cover.
+//! `--cells`: divides places into training and test places by cells, so that the test places lie evenly over the area
+//! that the list covers.
 //!
-//! One place of each cell is kept for testing. In some cells, which are held out, no other place is used at all; so these
-//! test places are far from every training place. Which places are kept and which cells are held out depends on hashes
-//! of the cells and the coordinates alone, not on a seed or on the order of the places. The parts of the same list,
-//! simulated with any seeds, therefore never share a place.
+//! One place in each cell is a test place. In cells that are held out, all other places are unused, so no training
+//! place is in the same cell as such a test place. Which places are test places and which cells are held out depends on
+//! hashes of the cells and the coordinates alone, not on a seed or on the order of the places. The parts of the same
+//! list, simulated with any seeds, therefore never share a place.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,12 +12,12 @@ use locdiff_core::geo::{Place, cell_of};
 use locdiff_core::protocol::{CellPart, CellSplit};
 use locdiff_core::random::{SPLITMIX_INCREMENT, splitmix};
 
-/// Returns the places of the part `split.part`. Training places keep their order and may repeat. Test places are in a
-/// random order, and each occurs once.
+/// Returns the places of the part `split.part`. Training places keep their order and may repeat. Each test place occurs
+/// once, and their order is that of their hashes, which is as good as random.
 pub fn places_of_part(places: &[Place], split: &CellSplit) -> Vec<Place> {
     let cell = |place: &Place| cell_of(*place, split.degrees);
     let is_held_out = |cell: u64| fraction(hash(&[cell])) < split.held_out;
-    // In each cell, the place with the lowest hash is kept.
+    // In each cell, the place with the lowest hash is the test place.
     let mut kept: HashMap<u64, (u64, Place)> = HashMap::new();
     for place in places {
         let candidate = (place_hash(*place), *place);
@@ -47,7 +47,7 @@ fn hash(words: &[u64]) -> u64 {
     words.iter().fold(0, |hash, word| splitmix((hash ^ word).wrapping_add(SPLITMIX_INCREMENT)))
 }
 
-/// Maps a hash to a number from 0 up to 1.
+/// Maps a hash to a number from 0 to just below 1.
 fn fraction(hash: u64) -> f64 {
     (hash >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -1,8 +1,8 @@
 //! Makes simulated data sets: shards with the embeddings of simulated photos.
 //!
 //! In reading order: `photo` (a photo, and the trait of a world), `world1` and `world2` (decide what each photo shows,
-//! without I/O), `look_map` (maps what a photo shows to the stored embedding), `options`, `cells` (test places, one per cell), `encoder` (computes the
-//! embeddings of photos), `simulation` (writes a folder of shards).
+//! without I/O), `look_map` (maps what a photo shows to the stored embedding), `options`, `cells` (divides places into
+//! training and test places), `encoder` (computes the embeddings of photos), `simulation` (writes a folder of shards).
 
 mod cells;
 mod encoder;

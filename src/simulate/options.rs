@@ -10,15 +10,15 @@ use tch::Device;
 pub struct Simulation {
     /// Number of photos. `None` means one photo per place.
     pub rows: Option<u64>,
-    /// The world in which the photos are taken.
+    /// The rule by which the photos are simulated.
     pub world: SimulatedWorld,
-    /// Seed of all random numbers, except those of the map from looks to stored embeddings.
+    /// Seed of all random numbers, except those of the map to stored embeddings, which is the same for all seeds.
     pub seed: u64,
     /// Views per photo.
     pub views: u32,
     /// Table of the places where photos are taken. `None` means the places of GeoCLIP's gallery.
     pub coordinates: Option<PathBuf>,
-    /// Use only the places of one part. `None` means all places.
+    /// The part of the places to use. `None` means all places.
     pub cells: Option<CellSplit>,
     /// Folder with GeoCLIP's weights and gallery.
     pub geoclip: PathBuf,

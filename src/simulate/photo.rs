@@ -1,5 +1,5 @@
-//! A simulated photo, and what a simulated world must offer to the encoder ([`World`]). There are two worlds: `world1`
-//! and `world2`. Both draw photos with the functions below.
+//! A simulated photo, and the interface of a simulated world ([`World`]). There are two worlds: `world1` and `world2`.
+//! Both draw photos with the functions below.
 
 use std::ops::Range;
 
@@ -118,7 +118,7 @@ pub(super) fn dirichlet(uniform: &[f64]) -> Vec<f64> {
     exponentials.into_iter().map(|value| value / sum).collect()
 }
 
-/// The weights of a view: a mixture of the photo's weights and of `fresh` ones, whose share is `share`.
+/// The weights of a view: a mixture of the photo's weights and the weights `fresh`, whose share is `share`.
 pub(super) fn view_weights(photo: &Photo, fresh: &[f64], share: f64) -> Vec<f64> {
     photo.weights.iter().zip(fresh).map(|(own, fresh)| (1.0 - share) * own + share * fresh).collect()
 }

@@ -1,8 +1,8 @@
 //! `shards simulate`: writes embeddings of simulated photos at real places. The photos are about as hard to locate as
 //! real photos.
 //!
-//! A [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
-//! maps the mix to the stored embedding. This module writes the shards.
+//! A [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings
+//! and maps the mix to the stored embedding. This module writes the shards.
 //!
 //! The output depends on the seed, the places, GeoCLIP's weights and the kind of device. It does not depend on the
 //! chunk size or the number of threads, because embeddings and matrix products are computed in tiles of a fixed size
@@ -101,7 +101,7 @@ fn write_all(
 fn no_places(split: &CellSplit) -> String {
     let advice = match split.part {
         CellPart::Train => "no cell that is used for training has a second place; give more places, or larger cells",
-        CellPart::Thinned => "all cells are held out; give smaller cells, or a smaller share",
+        CellPart::Thinned => "all cells are held out; give smaller cells, or a smaller --held-out",
         CellPart::HeldOut => "no cell is held out; set --held-out to a share such as 0.15, or give smaller cells",
     };
     format!("--part {} has no places with --cells {}: {advice}", split.part, split.degrees)

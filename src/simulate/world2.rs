@@ -1,8 +1,9 @@
-//! World 2: simulated photos on which trained models are no better, relative to GeoCLIP, than on real photos.
+//! World 2: simulated photos on which GeoCLIP with a trained head is about as accurate as on real photos.
 //!
-//! It differs from world 1 in four ways. The photo's own place is not among the places that it looks like, only one near
-//! it. The look-alikes surround a random centre instead of the photo. Noise that all views of a photo share does not
-//! average out. The map to the stored embedding is not linear, so only a trained head finds GeoCLIP's space again.
+//! It differs from world 1 in four ways. A photo looks like a place near its own place, but not like its exact place.
+//! The look-alikes surround a random centre instead of the photo. The views of a photo share a part of their noise, so
+//! the mean over views still has noise. The map to the stored embedding is not linear, so only a trained head can map
+//! embeddings back to GeoCLIP's space.
 //!
 //! ```text
 //! x = [y, content, nuisance]      y: 512 numbers; content of the photo and nuisance of the view: 128 normals each
@@ -17,15 +18,15 @@
 //! |---|---|---|
 //! | 0, 1 | bin of the scale r, r within the bin | 0-5: weights |
 //! | 2, 3 | bearing and distance of the centre | |
-//! | 4, 5 | bearing and distance of the own component | |
+//! | 4, 5 | bearing and distance of the first source, near the photo | |
 //! | 6-15 | bearing and distance of each look-alike | |
 //! | 16, 17 | bearing and distance of the jitter | |
 //! | 18-23 | weights | |
 //! | 32-543 | 512 normals: noise | 512 normals: noise |
 //! | 544-671 | 128 normals: content | 128 normals: nuisance |
 //!
-//! Bearings are counter-clockwise from north. The noise, A, b and B have no other meaning than to make the embeddings as
-//! hard to use as those of real photos; [NUMERICS.md](../../docs/NUMERICS.md) says how the constants were chosen.
+//! Bearings are counter-clockwise from north. The noise, A, b and B serve only to make the embeddings as hard to use as
+//! those of real photos; [NUMERICS.md](../../docs/NUMERICS.md) says how the constants were chosen.
 
 use std::f64::consts::TAU;
 use std::ops::Range;
@@ -42,18 +43,20 @@ use crate::shards::{ImageHead, ShardsError};
 /// Probability of each bin of the scale.
 const SCALE_PROBABILITIES: [f64; 6] = [0.15, 0.03, 0.09, 0.28, 0.20, 0.25];
 const LOOK_ALIKES: usize = 5;
-/// The own component is at most this far from the photo, in units of the photo's scale.
+/// The first source is at most this far from the photo, in units of the photo's scale.
 const OWN_REACH: f64 = 0.25;
-/// The own component is at least this far from the photo, in km.
+/// The first source is at least this far from the photo, in km.
 const OWN_MIN_KM: f64 = 0.05;
 /// A look-alike is drawn at most this far from the centre, in units of the photo's scale.
 const DISPLACEMENT: f64 = 1.2;
 /// A look-alike is moved to the nearest gallery point of its class only if that point is within this distance of the
 /// centre, in units of the photo's scale.
 const SNAP: f64 = 1.6;
-/// A photo may look like every twelfth gallery point: those whose index has the same remainder as the photo's.
+/// Look-alikes of a photo come from every twelfth gallery point: those whose index modulo 12 equals the index of the
+/// photo modulo 12. These points are the class of the photo.
 const GALLERY_CLASSES: u64 = 12;
-/// Share of the weights that are drawn for each view.
+/// The weights of a view are a mixture of the photo's weights and weights drawn for the view. This constant is the
+/// share of the weights drawn for the view.
 const VIEW_SHARE: f64 = 0.6;
 /// Standard deviation of the noise that all views of a photo share. The signal has a standard deviation of about 1.
 const PHOTO_NOISE: f64 = 0.4;
@@ -61,7 +64,7 @@ const PHOTO_NOISE: f64 = 0.4;
 const VIEW_NOISE: f64 = 1.6;
 /// Largest number of views. The noise was chosen such that 16 views give the accuracy of GeoCLIP's ten crops.
 const VIEWS_MAX: u32 = 16;
-/// Factor of b.
+/// Factor that multiplies b.
 const BIAS: f64 = 0.5;
 /// Seed of A, b and B. All photos of world 2 use this seed, whatever the seed of their simulation.
 pub(super) const MAP_SEED: u64 = 7;
@@ -75,7 +78,7 @@ const FIRST_WEIGHT: u64 = 18;
 const FIRST_NOISE: u64 = 32;
 const FIRST_CONTENT: u64 = FIRST_NOISE + EMBEDDING_WIDTH as u64;
 
-/// A sequence of random numbers, which depends on three integers.
+/// A sequence of random numbers, determined by three integers.
 #[derive(Debug, Clone, Copy)]
 struct Numbers {
     key: u64,
@@ -93,8 +96,8 @@ impl Numbers {
         ((word >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
-    /// Fills `out` with normal random numbers, made from as many uniform ones, beginning with number `first`. The length
-    /// must be even. Source: Box and Muller, 1958.
+    /// Fills `out` with normal random numbers, made from as many uniform numbers, beginning with number `first`. The
+    /// length must be even. Source: Box and Muller, 1958.
     fn fill_normal(self, first: u64, out: &mut [f64]) {
         let half = out.len() / 2;
         let (cosines, sines) = out.split_at_mut(half);
@@ -105,13 +108,13 @@ impl Numbers {
         }
     }
 
-    /// [`dirichlet`] weights, one per source, beginning with number `first`.
+    /// [`dirichlet`] weights, one per source, made from the uniform numbers that begin with number `first`.
     fn weights(self, first: u64) -> Vec<f64> {
         let uniform: Vec<f64> = (first..=first + LOOK_ALIKES as u64).map(|index| self.uniform(index)).collect();
         dirichlet(&uniform)
     }
 
-    /// The point at `distance` from `from`. Number `index` decides the bearing.
+    /// The point `distance_km` from `from`. Number `index` decides the bearing.
     fn displace(self, from: UnitVector, index: u64, distance_km: f64) -> UnitVector {
         displaced(from, Degrees(-360.0 * self.uniform(index)), Km(distance_km))
     }

@@ -1,5 +1,6 @@
-//! The quick evaluation during training. It locates the first validation rows with the averaged weights and view 0 only.
-//! LocDiff uses few samples, no guidance, and a grid with refinement, with the same engine as all other evaluations.
+//! The quick evaluation during training. It locates the first validation rows with the averaged weights and view 0
+//! only. LocDiff uses few samples, no guidance, and a grid with refinement, with the same engine as all other
+//! evaluations.
 //!
 //! The blocks of rows are distributed over the ranks. The results do not depend on the number of ranks.
 // Letters in tensor names: n denoising chains (one per sample), d dimensions of the code.
@@ -19,7 +20,7 @@ use crate::infer::{ImageBlock, ImageRows, Weights};
 use crate::methods::{Locator, TrainableMethod};
 use crate::shards::{Blocks as _, Dataset, Mask};
 
-/// The validation rows of this rank, and what locates them.
+/// The validation rows of this rank, and the locator for them.
 #[derive(Debug)]
 pub(super) struct Quick {
     locator: Box<dyn Locator>,
@@ -47,7 +48,8 @@ impl Quick {
         if got != want {
             let location = &config.shards.validation;
             return Err(TrainError::Config(format!(
-                "shards.validation: the embeddings of {location} have {got} numbers, but those of shards.train have {want}"
+                "shards.validation: the embeddings of {location} have {got} numbers, but those of shards.train have \
+                 {want}"
             )));
         }
         let rows = ImageRows::first(u64::from(config.eval.quick_rows), dataset, mask);

@@ -101,7 +101,7 @@ pub fn run(
 struct OverlapCount(JoinHandle<Option<Overlaps>>);
 
 impl OverlapCount {
-    /// Starts to count. The thread logs the counts, except after a restart, because they are in the log already.
+    /// Starts to count. The thread logs the counts, except after a restart: the log then usually has them already.
     /// `mask` marks the training rows to skip.
     fn begin(job: &TrainJob, mask: Mask) -> Self {
         let (config, is_logging) = (job.config.clone(), !job.time_before.is_restart);
@@ -114,7 +114,7 @@ impl OverlapCount {
         }))
     }
 
-    /// The counts. If training was stopped early, they are not waited for.
+    /// The counts. If training was stopped early and they are not ready, `None`.
     fn end(self, is_stopped: bool) -> Option<Overlaps> {
         if is_stopped && !self.0.is_finished() { None } else { self.0.join().ok().flatten() }
     }

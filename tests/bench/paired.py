@@ -9,8 +9,9 @@ located within it. Only these photos tell the two apart. The last column is the 
 sides) of a difference at least this large if both were equally accurate. With so few photos, an interval from
 resampling is too narrow.
 
-McNemar's test takes photos as independent. Photos of one place are not, so the probability is too small if many photos
-share a place. The intervals of `locdiff-launch eval` resample places; where the two disagree, trust the intervals.
+McNemar's test assumes that photos are independent. Photos of one place are not, so the probability is too small if many
+photos share a place. The intervals of `locdiff-launch eval` resample places; where the two disagree, trust the
+intervals.
 """
 import csv
 import math

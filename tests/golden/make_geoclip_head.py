@@ -7,9 +7,9 @@ Run from the repository root:
     VENV/bin/python tests/golden/make_geoclip_head.py tests/golden/geoclip_head.safetensors
 
 The embeddings of places are those that the package `geoclip` computed (`geoclip.safetensors`). The photos of the batch
-were taken at the six places of `probe_latlon`, and at places 3 to 12 of `gallery_latlon`. Those 24 places are also the
-gallery. NEGATIVES of its points are drawn as `core/src/random/philox.rs` specifies, for step STEP of seed SEED. A formula
-gives the weights, the photos and their standardisation (`wave`). The file holds
+were taken at the six places of `probe_latlon`, and at places 3 to 12 of `gallery_latlon`. The gallery consists of the 24
+places of `gallery_latlon`. NEGATIVES of its points are drawn as `core/src/random/philox.rs` specifies, for step STEP of
+seed SEED. The function `wave` gives the weights, the photos and their standardisation. The file holds
   loss                           the mean loss of the batch
   grad.NAME                      the gradient of each bias, and of logit_scale
   left.NAME, right.NAME          the gradient of each weight matrix, multiplied by a vector from the left or the right
@@ -26,7 +26,7 @@ STREAM = 11 << 10
 
 
 def wave(rows, columns, phase):
-    """A matrix of full rank whose elements both programs can compute."""
+    """A matrix of full rank. This script and the tests of the program compute it from the same formula."""
     i, j = torch.arange(rows, dtype=torch.float64)[:, None], torch.arange(columns, dtype=torch.float64)
     return torch.sin(0.37 * i + 0.11 * j + 0.013 * i * j + phase)
 

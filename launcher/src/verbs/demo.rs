@@ -1,8 +1,8 @@
 //! `demo`: runs everything from data to evaluation, with a model that is small enough for two CPU cores.
 //!
 //! Imports GeoCLIP's weights, divides the places of its gallery into training, validation and test places, simulates
-//! photos there, trains, and evaluates (`eval.after_train`). LocDiff-H is tuned on the validation photos and evaluated on
-//! the test photos.
+//! photos there, trains, and evaluates (`eval.after_train`). LocDiff-H is tuned on the validation photos and evaluated
+//! on the test photos.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 
-/// Folder of the tables with the training, validation and test places.
+/// Folder of the tables that list the training, validation and test places.
 const PLACES: &str = "shards/demo/places";
 /// Places in the same cell are in the same part. Cells are about 11 km wide and high.
 const CELL_DEGREES: f64 = 0.1;
@@ -52,7 +52,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         if let Some(old) = all.into_iter().find(|shards| Path::new(shards).exists()) {
             refuse!(
                 Exists,
-                "{old} exists, but the places of the demo's photos ({PLACES}) do not, so the photos may show other \
+                "{old} exists, but lists of the demo's places are missing in {PLACES}, so the photos may show other \
                  places; delete shards/demo"
             );
         }

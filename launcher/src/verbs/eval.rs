@@ -53,7 +53,8 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if request.exclude_km.is_some() && !uses_gallery {
         refuse!(
             Usage,
-            "--exclude-km leaves out gallery points, but LocDiff alone uses no gallery; add --hybrid or --tune"
+            "--exclude-km leaves out gallery points for retrieval and LocDiff-H, but this evaluation uses neither; \
+             add --hybrid or --tune"
         );
     }
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;

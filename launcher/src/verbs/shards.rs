@@ -1,5 +1,5 @@
-//! The verbs of `shards`, and `bench shards`. One worker does the work, and this module prints the result. `split`
-//! and `grid` need no worker.
+//! The verbs of `shards`, and `bench shards`. `split` and `grid` need no worker. For every other verb, one worker does
+//! the work, and this module prints the result.
 
 mod split;
 
@@ -119,8 +119,8 @@ fn epoch_coverage(plan: &ReplayReport) -> String {
     if let Some(quota_max) = plan.quota_max {
         let tail = match (plan.dropped_rows, plan.padded_rows) {
             (0, 0) => String::new(),
-            (0, padded) => format!("; {padded} more fill the last batch"),
-            (dropped, _) => format!("; {dropped} of {rows} are left out, because they do not fill a batch"),
+            (0, padded) => format!("; {padded} rows are repeated to fill the last batch"),
+            (dropped, _) => format!("; {dropped} of {rows} occurrences are left out, because they do not fill a batch"),
         };
         return format!("each row as often as its quota, at most {quota_max} times per epoch{tail}");
     }

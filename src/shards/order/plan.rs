@@ -16,10 +16,10 @@
 //! same number of steps, and the sizes of their slices differ by at most one row. An average over workers must weight
 //! each worker by the size of its slice.
 //!
-//! Each epoch uses only one view of a block, so the other views need not be read. The view is `(start + epoch) %
-//! views`, where `start` is random for each block. Over `views` consecutive epochs, each view of a row is used once,
-//! unless one of these epochs drops the row. With weights, the second copy of a row in an epoch uses the view after the
-//! first copy's view, and so on.
+//! Without weights, each epoch uses only one view of a block, so the other views need not be read. The view is
+//! `(start + epoch) % views`, where `start` is random for each block. Over `views` consecutive epochs, each view of a
+//! row is used once, unless one of these epochs drops the row. With weights, the first copy of a row in an epoch uses
+//! this view, the second copy the next view, and so on.
 //!
 //! This module uses neither I/O nor tensors.
 
@@ -254,8 +254,8 @@ impl Epoch {
         Ok(Self { data, epoch, order, starts, windows, shift })
     }
 
-    /// How often a row comes in this epoch, not counting that rows of an incomplete last batch are dropped, or that rows
-    /// are repeated to fill it. `index` is the position of the row among the usable rows of the block, from 0.
+    /// How often a row comes in this epoch, before the rows of an incomplete last batch are dropped, or rows are
+    /// repeated to fill that batch. `index` is the position of the row among the usable rows of the block, from 0.
     pub(super) fn quota(&self, block: u32, index: u32) -> u64 {
         let row = self.data.first_usable[block as usize] + u64::from(index);
         let before = |weights: &RowWeights, row| weights.quotas_before(row, self.shift);
@@ -293,7 +293,7 @@ impl Epoch {
 }
 
 impl Data {
-    /// Usable rows of a block, numbered through all blocks.
+    /// Usable rows of a block, numbered consecutively over all blocks.
     fn usable_rows(&self, block: u32) -> Range<u64> {
         self.first_usable[block as usize]..self.first_usable[block as usize + 1]
     }

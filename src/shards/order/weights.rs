@@ -4,7 +4,7 @@
 //! that their mean is 1. In each epoch, a row has a quota: its weight, rounded down or up to a whole number. The row
 //! comes that many times. Quotas come from systematic sampling: the weights of all usable rows are laid end to end on a
 //! line, in the order of the data set, and the quota of a row is the number of whole numbers in its part of the line,
-//! after the line was shifted by a number between 0 and 1.
+//! after the whole line is shifted by a number between 0 and 1.
 //!
 //! ```text
 //! quota(row, epoch) = floor(end(row) + shift(epoch)) - floor(start(row) + shift(epoch))
@@ -48,7 +48,7 @@ pub struct RowWeights {
     mark: WeightsMark,
 }
 
-/// What a checkpoint records about the weights.
+/// The record of the weights in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightsMark {
@@ -61,8 +61,8 @@ pub struct WeightsMark {
 }
 
 impl RowWeights {
-    /// Computes the weights for the configuration. Reads the coordinates of all rows, unless all rows have the same
-    /// weight: the result is then `None`.
+    /// Computes the weights for the configuration. `None` if `shards.density_alpha` is 0. Otherwise reads the
+    /// coordinates of all rows.
     pub fn for_config(blocks: &dyn Blocks, mask: &Mask, config: &ShardsConfig) -> Result<Option<Self>, ShardsError> {
         if config.density_alpha == 0.0 {
             return Ok(None);
@@ -150,7 +150,7 @@ impl RowWeights {
         Ok(first.wrapping_add(epoch.wrapping_mul(GOLDEN_RATIO)) >> (u64::BITS - FRACTION_BITS))
     }
 
-    /// The sum of the quotas of all rows before `row`, which counts the usable rows of the data set.
+    /// The sum of the quotas of all rows before `row`. Rows are numbered among the usable rows of the data set.
     pub(super) fn quotas_before(&self, row: u64, shift: u64) -> u64 {
         (self.start(row) + shift) >> FRACTION_BITS
     }

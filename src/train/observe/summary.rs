@@ -11,8 +11,9 @@ use crate::train::work::autograd_reason;
 /// With more epochs than this, a model sees each row so often that it may memorise the rows.
 const EPOCHS_MANY: f64 = 200.0;
 
-/// Logs a summary of the training. `parameters` is the number of parameters of a replica. `cache` describes where the rows are kept. `seconds` is a lower bound of the time
-/// that the remaining `steps_left` steps take; `None` if the bound is unknown.
+/// Logs a summary of the training. `parameters` is the number of parameters of a replica. `cache` describes where the
+/// rows are kept. `seconds` is a lower bound of the time that the remaining `steps_left` steps take; `None` if the
+/// bound is unknown.
 pub(in crate::train) fn log(
     config: &RunConfig,
     (data, parameters): (&TrainingData, usize),
@@ -35,8 +36,8 @@ pub(in crate::train) fn log(
     if let Some((low, high)) = plan.weights().map(RowWeights::range) {
         let (alpha, cell) = (config.shards.density_alpha, config.shards.density_cell_degrees);
         tracing::info!(
-            "rows are drawn in proportion to density^-{alpha} in cells of {cell} degrees: on average {low:.3} to \
-             {high:.1} times per epoch"
+            "rows are drawn in proportion to density^-{alpha} in cells of {cell} degrees: each row comes on average \
+             {low:.3} to {high:.1} times per epoch"
         );
     }
     let tail = match (plan.dropped_rows(), plan.padded_rows()) {

@@ -70,8 +70,9 @@ impl Autograd {
         self.feed.take(batch, numbers)
     }
 
-    /// Computes the gradients of the rows that were taken. If `reduces` is true, the reduction over ranks starts while
-    /// the last backward pass is running. Otherwise, each rank keeps its own gradients until [`Autograd::conclude`].
+    /// Computes the gradients of the rows from [`Autograd::take`]. If `reduces` is true, the reduction over ranks
+    /// starts while the last backward pass is running. Otherwise, each rank keeps its own gradients until
+    /// [`Autograd::conclude`].
     pub(super) fn compute_gradients(
         &mut self,
         method: &mut dyn TrainableMethod,

@@ -104,8 +104,8 @@ struct Micro {
 }
 
 impl Explicit {
-    /// Moves the weights of the network into a flat buffer. Also returns views of the moments and of the moving average,
-    /// which begins as a copy of the weights. `kind` is the type of matrix products.
+    /// Moves the weights of LocDiff's network into a flat buffer. Also returns views of the moments and of the moving
+    /// average, which begins as a copy of the weights. `kind` is the type of matrix products.
     pub(super) fn new(
         config: &RunConfig,
         locdiff: &mut Locdiff,

@@ -98,7 +98,7 @@ impl Feed {
         })
     }
 
-    /// Sets the inputs of a step on `batch`.
+    /// Sets the inputs of a step: the form of `batch`, and `numbers`.
     pub(super) fn take(&mut self, batch: &Batch, numbers: &StepNumbers) -> Result<(), TrainError> {
         self.form = Form::of(batch);
         let _ = self.learning_rate.f_fill_(numbers.learning_rate)?;

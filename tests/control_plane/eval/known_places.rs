@@ -1,4 +1,5 @@
-//! Tests of test places that are near training places: they are counted, and their neighbours can be left out.
+//! Tests of test places near known places: `train` and `eval` count them, and `eval --exclude-km` leaves out gallery
+//! points near them.
 
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
@@ -11,7 +12,8 @@ use crate::stage::Stage;
 #[test]
 fn train_and_eval_count_test_places_near_training_places() {
     let stage = stage();
-    // Of the 150 test rows, the first 30 are training rows. The other places are at least 9 km from all training places.
+    // Of the 150 test rows, the first 30 are training rows. The other places are at least 9 km from all training
+    // places.
     small_shards::build(&stage, "near", 482..632, 2, true);
     let counts = json!({ "places": 150, "within_1m": 30, "within_100m": 30, "within_1km": 30 });
     let line = "of 150 test places, 30 lie within 1 m, 30 within 100 m and 30 within 1 km of a training place";

@@ -21,8 +21,8 @@ use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
 const FAULTS: u64 = 20;
 /// Steps per fault.
 const SPACING: u64 = 3;
-/// Settings of the order of rows. With these cells, some rows come several times in an epoch, and
-/// others do not come at all.
+/// Settings of the order of rows. With these cells, some rows come several times in an epoch, and others do not come at
+/// all.
 const ORDER: &str = "--set shards.density_alpha=0.5 --set shards.density_cell_degrees=30";
 
 /// Kinds of faults from which a run recovers.
@@ -70,8 +70,9 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     let stage = stage();
     let steps = (faults + 2) * SPACING;
     let settings = format!(
-        "{ORDER} --workers 4 --set model.degree=5 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
-         --set supervise.data_timeout_s=3 --set supervise.step_timeout_s=3.5 --set supervise.collective_timeout_s=3 \
+        "{ORDER} --workers 4 --set model.degree=5 --set train.steps={steps} --set checkpoint.every=2 \
+         --set checkpoint.keep=3 --max-restarts 1000 --set supervise.data_timeout_s=3 \
+         --set supervise.step_timeout_s=3.5 --set supervise.collective_timeout_s=3 \
          --set supervise.checkpoint_timeout_s=5 --set supervise.stop_timeout_s=1"
     );
     train(&stage, "undisturbed", &settings).exits_with(ExitCode::Success);

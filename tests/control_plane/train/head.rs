@@ -12,14 +12,15 @@ use crate::stage::{Ran, Stage};
 const WIDTH: usize = 768;
 
 /// Settings that all runs share.
-const BASE: &str = "--device cpu --json --set shards.train=shards/train --set shards.test=shards/test --set shards.validation=\"\" \
-    --set shards.reader_threads=1 --set retrieval.gallery=gallery.csv --set train.global_batch=36 --set train.warmup_steps=0 \
-    --set train.schedule=\"constant\" --set train.learning_rate=1e-3 --set train.log_every=1 --set train.threads=1 \
+const BASE: &str = "--device cpu --json --set shards.train=shards/train --set shards.test=shards/test \
+    --set shards.validation=\"\" --set shards.reader_threads=1 --set retrieval.gallery=gallery.csv \
+    --set train.global_batch=36 --set train.warmup_steps=0 --set train.schedule=\"constant\" \
+    --set train.learning_rate=1e-3 --set train.log_every=1 --set train.threads=1 \
     --set eval.after_train=false --set eval.every=0";
 
 const HEAD: &str = "--set train.method=geoclip --set loss.negatives=48";
 
-/// A LocDiff that is trained and evaluated quickly.
+/// Settings of a LocDiff run that is trained and evaluated quickly.
 const LOCDIFF: &str = "--workers 1 --set model.degree=4 --set loss.anchors=64 --set train.steps=2 --set eval.samples=2 \
     --set eval.sampler_steps=2";
 
@@ -101,7 +102,7 @@ fn evaluations_use_the_trained_head() {
     std::fs::create_dir(&folder).expect("the run exists and was not evaluated");
     std::fs::write(folder.join("tuned.toml"), "[retrieval]\nhead = \"knn\"\n").expect("the folder is writable");
     hybrid("--set retrieval.run=head");
-    // Settings that were tuned for a trained head name the run of the head.
+    // Settings that were tuned for a trained head also name the run that trained the head.
     let line = "--run locdiff --set retrieval.run=checkpoints/head/step-00000020 eval --tune";
     stage.run(line).exits_with(ExitCode::Success);
     hybrid("");
@@ -118,7 +119,7 @@ fn evaluations_use_the_trained_head() {
     refuses_what_it_cannot_train_or_use(&stage);
 }
 
-/// `stage` has a run `head` and a run `locdiff`.
+/// Checks what training a head and evaluating with it refuse. `stage` must have a run `head` and a run `locdiff`.
 fn refuses_what_it_cannot_train_or_use(stage: &Stage) {
     let ran = train(stage, "headless", "--set retrieval.head=trained");
     ran.exits_with(ExitCode::Config)

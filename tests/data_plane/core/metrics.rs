@@ -21,12 +21,12 @@ fn errors(seed: u64, rows: usize) -> Vec<f64> {
     uniform.into_iter().map(|unit| 0.01 * (14.0 * f64::from(unit)).exp()).collect()
 }
 
-/// The rows take turns at `places` different places.
+/// Groups of `rows` rows that take turns at `places` different places: row r is at place r modulo `places`.
 fn turns(rows: usize, places: usize) -> PlaceGroups {
     PlaceGroups::of(&fibonacci_grid(places).into_iter().cycle().take(rows).collect::<Vec<_>>())
 }
 
-/// Every row has a place of its own.
+/// Groups in which every row has a place of its own.
 fn apart(rows: usize) -> PlaceGroups {
     turns(rows, rows)
 }
@@ -109,8 +109,9 @@ fn metrics_match_a_naive_bootstrap() {
     }
 }
 
-/// How many of 400 intervals contain the true value. Each trial has `places` places with `rows_per_place` rows each. All
-/// rows of a place are located, or none, as with photos of one sight.
+/// How many of 400 intervals contain the true value. Each trial has `places` places with `rows_per_place` rows each.
+/// All rows of a place are located, or none, as with photos of one sight. The intervals treat the rows of each group in
+/// `groups` as one place.
 fn trials_covered(places: usize, rows_per_place: usize, groups: &PlaceGroups) -> u32 {
     let share = 0.3;
     let mut covered = 0;
@@ -134,8 +135,8 @@ fn metrics_intervals_cover_the_true_value_in_95_percent_of_trials() {
         // On average, 380 of the 400 intervals contain the true value. The standard deviation is 4.4.
         assert!((362..=396).contains(&covered), "{covered} of 400 intervals contain the true value, wanted 362 to 396");
     }
-    // Rows of one place are not independent: with intervals over rows, far fewer intervals contain the true value.
-    assert!(trials_covered(100, 3, &apart(300)) < 340, "intervals over rows are wide enough");
+    // Rows of one place are not independent: if rows are resampled, far fewer intervals contain the true value.
+    assert!(trials_covered(100, 3, &apart(300)) < 340, "intervals that resample rows are wide enough");
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn tuning_does_not_trade_one_scale_for_another() {
 }
 
 #[test]
-fn tuning_chooses_a_scale_and_holds_locdiff_h_against_consensus() {
+fn tuning_chooses_a_scale_and_compares_locdiff_h_with_consensus() {
     // With the fourth scale, retrieval with consensus is within 25 km for half of the photos. The first setting has the
     // higher mean accuracy, but only the second setting is as good as consensus within 25 km.
     let places = uniform_points(6, 0, 0, 1000).expect("the counters are in range");

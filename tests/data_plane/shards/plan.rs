@@ -203,7 +203,8 @@ fn order_of_rows_never_changes() {
     assert_eq!(rows[..9], GOLDEN, "the order of rows has changed to {rows:?}");
 }
 
-/// The same for a larger plan with skipped rows, padding, three views and several windows, as a hash of four epochs.
+/// Like `order_of_rows_never_changes`, for a larger plan with skipped rows, padding, three views and several windows. A
+/// hash of four epochs is compared.
 #[test]
 fn order_of_many_rows_never_changes() {
     let layout = DataLayout { block_rows: (0..90).map(|block| block * 37 % 61).collect(), ..LAYOUT };

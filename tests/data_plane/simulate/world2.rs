@@ -69,8 +69,8 @@ fn world_2_gives_the_embeddings_of_its_specification() {
         let views = read_views(&out, &manifest);
         for (number, view) in [0_i64, 15].into_iter().enumerate() {
             let want = golden["embeddings"].select(1, number as i64);
-            // float16 has 11 significant bits. The rest of the tolerance is for GeoCLIP's high frequencies, which magnify
-            // differences in rounding.
+            // float16 has 11 significant bits. The rest of the tolerance is for GeoCLIP's high frequencies, which
+            // magnify differences in rounding.
             let excess = (&views[view as usize] - &want).abs() - &want.abs() / 2048.0;
             let excess = excess.max().double_value(&[]);
             assert!(excess < 1e-3, "view {view} on {device:?} differs by {excess} more than by rounding to float16");
@@ -104,7 +104,7 @@ fn photos_of_world_2_depend_only_on_the_seed_and_have_the_specified_statistics()
     assert_scale_statistics(&photos, [0.15, 0.03, 0.09, 0.28, 0.20, 0.25]);
     for (index, photo) in photos.iter().enumerate() {
         let Source::Place(own) = photo.sources[0] else {
-            panic!("the own component of photo {index} is in the gallery")
+            panic!("the first source of photo {index} is in the gallery")
         };
         let own_km = own.distance(photo.place).0;
         assert!((0.049..=(photo.scale_km / 4.0).max(0.05) + 1e-3).contains(&own_km), "photo {index}: {own_km} km");

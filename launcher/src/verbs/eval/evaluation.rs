@@ -85,7 +85,8 @@ impl Evaluation<'_> {
         };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
-            "exclude_km": table::exclude_km(&summary, &config.eval), "overlap": overlaps, "rows": rows, "differences": differences, "by_training_distance": by_distance,
+            "exclude_km": table::exclude_km(&summary, &config.eval), "overlap": overlaps, "rows": rows,
+            "differences": differences, "by_training_distance": by_distance,
         });
         let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
         let heading = format!("{}{head}\n", self.checkpoint.path.display());
@@ -107,7 +108,8 @@ impl Evaluation<'_> {
         if config.train.method == TrainMethod::Geoclip {
             refuse!(
                 Config,
-                "run {} has trained an image head, so there is nothing to tune; tune a run with train.method = \"locdiff\"",
+                "run {} has trained an image head, so there is nothing to tune; tune a run with \
+                 train.method = \"locdiff\"",
                 self.run.display()
             );
         }

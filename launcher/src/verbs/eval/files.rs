@@ -42,7 +42,7 @@ pub(super) struct TunedSetting {
     /// With a trained head, the run that trained it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) run: String,
-    /// Factor of the similarities in retrieval with consensus.
+    /// Factor that multiplies the similarities in retrieval with consensus.
     pub(super) consensus_scale: f64,
     #[serde(flatten)]
     pub(super) setting: Hybrid,

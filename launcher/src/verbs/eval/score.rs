@@ -60,19 +60,19 @@ pub(super) struct MethodScore {
     errors_km: Vec<f64>,
 }
 
-/// The accuracies of each method over the distance to the nearest training photo, which `nearest_km` gives for each
-/// row.
+/// The accuracies of each method over the distance to the nearest training photo. `nearest_km` is this distance for
+/// each row.
 pub(super) fn by_distance(nearest_km: &[f32], found: &[MethodScore], thresholds_km: &[f64]) -> ByDistance {
     let method = |scored: &MethodScore| scored.method.name().to_owned();
     let methods: Vec<(String, &[f64])> = found.iter().map(|scored| (method(scored), &*scored.errors_km)).collect();
     ByDistance::new(nearest_km, thresholds_km, &methods)
 }
 
-/// The name of the best part of LocDiff-H at each threshold, in a comparison.
+/// What a comparison calls the best part of LocDiff-H, which is chosen separately at each threshold.
 pub(super) const BETTER_PART: &str = "better part";
 
-/// The scores of LocDiff-H minus the scores of one of its parts (LocDiff, retrieval, retrieval with consensus), or of the best part. The
-/// intervals are paired: both methods of a comparison use the same bootstrap resamples.
+/// The scores of LocDiff-H minus the scores of one of its parts (LocDiff, retrieval, retrieval with consensus), or of
+/// the best part. The intervals are paired: both methods of a comparison use the same bootstrap resamples.
 #[derive(Debug, Serialize)]
 pub(super) struct Difference {
     method: Method,
@@ -91,8 +91,8 @@ impl Difference {
 }
 
 impl ScoreTask {
-    /// Scores every method. If LocDiff-H is one of the methods, compares it with its parts. Writes the
-    /// scores to TensorBoard.
+    /// Scores every method. If LocDiff-H is one of the methods, compares it with its parts. Writes the scores to
+    /// TensorBoard.
     pub(super) fn run(&self) -> anyhow::Result<(Vec<MethodScore>, Vec<Difference>)> {
         let found = self.answers.iter().map(|answers| self.score(answers)).collect::<Result<Vec<_>, _>>()?;
         let differences = self.differences(&found)?;
@@ -124,7 +124,7 @@ impl ScoreTask {
         Ok(MethodScore { method: *method, rating, errors_km })
     }
 
-    /// The scores of LocDiff-H minus those of each of its parts, and minus those of the better part at each threshold.
+    /// The scores of LocDiff-H minus those of each of its parts, and minus those of the best part at each threshold.
     fn differences(&self, found: &[MethodScore]) -> Result<Vec<Difference>, MetricsError> {
         let Some(hybrid) = found.iter().find(|scored| scored.method == Method::LocdiffH) else { return Ok(Vec::new()) };
         let groups = PlaceGroups::of(&self.truth);

@@ -93,12 +93,12 @@ pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row], width: usize
     if !is_one {
         let _ = write!(text, "\n{}", table("other scores", &scored_names, &scores[1..], width));
     }
-    // All rows have the same true places, so the ceiling is the same for all.
+    // All methods are scored on the same true places, so they have the same ceiling.
     let ceiling = ratings.first().and_then(|rating| rating.coverage_ceiling).filter(|ceiling| *ceiling < 1.0);
     if let Some(ceiling) = ceiling {
         let line = format!(
-            "coverage can be at most {ceiling:.3}, because photos that share their place with {NEAREST_K} or more others \
-             cannot be covered"
+            "coverage can be at most {ceiling:.3}, because photos that share their place with {NEAREST_K} or more \
+             others cannot be covered"
         );
         text += &(wrapped(&line, 2, width) + "\n");
     }
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_ceiling_of_coverage_is_shown_where_places_repeat() {
-        assert!(!text("40 photos", &THRESHOLDS_KM, &rows(&fibonacci_grid(40)), 80).contains("of at most"));
+        assert!(!text("40 photos", &THRESHOLDS_KM, &rows(&fibonacci_grid(40)), 80).contains("coverage can be at most"));
         // Of the 40 rows, 9 share one place.
         let mut truth = fibonacci_grid(32);
         truth.resize(40, truth[0]);

@@ -1,4 +1,5 @@
-//! `shards grid`: writes a gallery of the places of a list and an even grid of points on land. No worker is needed.
+//! `shards grid`: writes a gallery file with the places of a list and an even grid of points on land. No worker is
+//! needed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub(super) fn run(
     places.extend(grid);
     let mut text = String::from("lat,lon\n");
     for place in &places {
-        // Six decimal places are 11 cm.
+        // Six decimal places are precise to 11 cm.
         writeln!(text, "{:.6},{:.6}", place.latitude().0, place.longitude().0)?;
     }
     let files = Files::real();
@@ -58,7 +59,7 @@ fn geoclip_gallery(global: &Global) -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// Points on land, each of which represents a square of side `spacing_km`.
+/// Points on land, each of which represents a square with sides of `spacing_km`.
 fn land_grid(spacing_km: f64) -> impl ExactSizeIterator<Item = Place> {
     let area_km2 = 4.0 * std::f64::consts::PI * EARTH_RADIUS_KM * EARTH_RADIUS_KM;
     let points = fibonacci_grid((area_km2 / (spacing_km * spacing_km)).round() as usize);

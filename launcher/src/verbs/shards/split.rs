@@ -14,7 +14,7 @@ use crate::verbs::paths::{require_file, require_new};
 const SUM_TOLERANCE: f64 = 1e-6;
 
 /// Cuts `table` and writes each part to `out`, in the format of the table. Existing files are replaced only if
-/// `overwrite` is true. All files get their final names after the last one was written.
+/// `overwrite` is true. No file gets its final name before all files are written.
 pub(super) fn split(
     table: &Path,
     out: &Path,
@@ -38,7 +38,7 @@ pub(super) fn split(
         copy_rows(table, &keep, partial)
     });
     if let Err(error) = written {
-        // Incomplete files are useless, and the disk may be full. Those that were not created cannot be removed.
+        // Incomplete files are useless, and the disk may be full. Some files may not exist, so errors are ignored.
         partial.iter().for_each(|file| drop(disk.remove_file(file)));
         return Err(LaunchError::reported(error).into());
     }
@@ -90,9 +90,9 @@ fn report(found: &CutTable, files: &[PathBuf], output: Output) -> anyhow::Result
     }
     let authors = match &found.author_column {
         None => "no author column, so parts may share authors".to_owned(),
-        Some(column) => format!(
-            "{dropped} of {rows} rows dropped, because their author (column `{column}`) has more rows in another part"
-        ),
+        Some(column) => {
+            format!("{dropped} of {rows} rows dropped, because their author (column `{column}`) is in another part")
+        }
     };
     output.print(&authors);
     Ok(json!({

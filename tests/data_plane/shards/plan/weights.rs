@@ -19,7 +19,7 @@ fn layout(block_rows: &[u32], views: u32) -> DataLayout {
     DataLayout { block_rows: block_rows.to_vec(), width: 4, views, fingerprint: 1 }
 }
 
-/// Cells of `rows` rows. Cell c has about c times as many rows as cell 1, and its rows are spread over the data.
+/// Cells of `rows` rows. Cell c has about 2c + 1 of every 1009 rows, spread over the data.
 fn cells(rows: u64) -> Vec<u64> {
     (0..rows).map(|row| ((row * 7919 % 1009) as f64).sqrt() as u64).collect()
 }
