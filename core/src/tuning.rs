@@ -1,5 +1,5 @@
 //! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos. Tuning also
-//! chooses the scale of retrieval with consensus: the scale with the highest mean accuracy over the thresholds.
+//! chooses the setting of retrieval with consensus: the setting with the highest mean accuracy over the thresholds.
 //!
 //! The objective for LocDiff-H is the mean accuracy over the thresholds, minus ten times the mean loss of accuracy. The
 //! loss at a threshold is the number of percentage points by which LocDiff-H is less accurate than the best of its
@@ -39,16 +39,25 @@ impl HasExitCode for TuningError {
     }
 }
 
-/// The settings of LocDiff-H.
+/// The settings of LocDiff-H, or of retrieval with consensus.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Hybrid {
-    /// Which gallery points are considered, and how one of them is chosen.
+    /// How a gallery point is chosen.
     pub mode: HybridMode,
-    /// Search radius around LocDiff's answer or samples, km. Only gallery points within this radius are considered.
+    /// Search radius around each sample (`any-sample`), or radius of the second round around the winner of the first
+    /// round (`consensus`), km.
     pub radius_km: f64,
-    /// Weight λ of the samples' log density in the score of a gallery point.
+    /// Factor of the logits in the first round.
+    pub scale: f64,
+    /// Weight of the log density that LocDiff predicts, in the first round.
     pub density_weight: f64,
-    /// Width h of the kernel with which the density of the samples is estimated, km.
+    /// Weight of the samples' log density in the first round.
+    pub samples_weight: f64,
+    /// Factor of the logits in the second round.
+    pub fine_scale: f64,
+    /// Weight of the samples' log density in the second round.
+    pub fine_samples_weight: f64,
+    /// Width of the kernel with which the density of the samples is estimated, km.
     pub density_km: f64,
 }
 
@@ -57,7 +66,11 @@ impl From<&RetrievalConfig> for Hybrid {
         Self {
             mode: config.mode,
             radius_km: config.radius_km,
+            scale: config.scale,
             density_weight: config.density_weight,
+            samples_weight: config.samples_weight,
+            fine_scale: config.fine_scale,
+            fine_samples_weight: config.fine_samples_weight,
             density_km: config.density_km,
         }
     }
@@ -65,52 +78,74 @@ impl From<&RetrievalConfig> for Hybrid {
 
 impl std::fmt::Display for Hybrid {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mode = match self.mode {
-            HybridMode::AnySample => "any-sample",
-            HybridMode::Aggregate => "aggregate",
-            HybridMode::Fusion => "fusion",
-            HybridMode::Consensus => "consensus",
-        };
-        write!(out, "{mode} within {} km", self.radius_km)?;
-        if matches!(self.mode, HybridMode::Fusion | HybridMode::Consensus) {
-            write!(out, ", density weight {}, kernel width {} km", self.density_weight, self.density_km)?;
+        let Self {
+            radius_km, scale, density_weight, samples_weight, fine_scale, fine_samples_weight, density_km, ..
+        } = self;
+        match self.mode {
+            HybridMode::AnySample => write!(out, "any-sample within {radius_km} km"),
+            HybridMode::Consensus => write!(
+                out,
+                "consensus: first round with scale {scale}, density weight {density_weight} and samples weight \
+                 {samples_weight}; second round within {radius_km} km with scale {fine_scale}, samples weight \
+                 {fine_samples_weight} and kernel width {density_km} km"
+            ),
         }
-        Ok(())
     }
 }
 
 impl Hybrid {
-    /// The fused score of a gallery point: its retrieval logit plus its weighted log density.
-    pub fn fused(&self, logit: f64, log_density: f64) -> f64 {
-        logit + self.density_weight * log_density
+    /// Retrieval with consensus, with these factors of the logits in the two rounds. LocDiff has no say.
+    pub fn without_locdiff(radius_km: f64, scale: f64, fine_scale: f64) -> Self {
+        Self {
+            mode: HybridMode::Consensus,
+            radius_km,
+            scale,
+            density_weight: 0.0,
+            samples_weight: 0.0,
+            fine_scale,
+            fine_samples_weight: 0.0,
+            density_km: 25.0,
+        }
+    }
+
+    /// Whether LocDiff has no say.
+    pub fn is_without_locdiff(&self) -> bool {
+        [self.density_weight, self.samples_weight, self.fine_samples_weight] == [0.0; 3]
     }
 }
 
-/// The values of `retrieval.consensus_scale` to try.
-pub const CONSENSUS_SCALES: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0];
+/// Radius of the second round in all settings that tuning tries, km.
+const RADIUS_KM: f64 = 100.0;
 
-/// All settings to try: 5 of the mode `any-sample` (the paper's method), 6 of `aggregate`, 6·6·4 of `fusion` and 5·5·4
-/// of `consensus`.
-pub fn settings() -> Vec<Hybrid> {
-    let radii = [10.0, 25.0, 50.0, 100.0, 200.0, 400.0];
-    let mut settings = Vec::new();
-    let mut cross = |mode, radii: &[f64], weights: &[f64], widths: &[f64]| {
-        for radius_km in radii {
-            for density_weight in weights {
-                for density_km in widths {
-                    let (radius_km, density_weight, density_km) = (*radius_km, *density_weight, *density_km);
-                    settings.push(Hybrid { mode, radius_km, density_weight, density_km });
+/// The settings that tuning tries.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trials {
+    /// The settings of retrieval with consensus.
+    pub consensus: Vec<Hybrid>,
+    /// The settings of LocDiff-H.
+    pub hybrid: Vec<Hybrid>,
+}
+
+impl Default for Trials {
+    fn default() -> Self {
+        let both_rounds =
+            |scale: f64| [1.0, 2.0, 4.0].map(|fine_scale| Hybrid::without_locdiff(RADIUS_KM, scale, fine_scale));
+        let consensus = [0.5, 0.7, 1.0, 1.4, 2.0, 4.0].into_iter().flat_map(both_rounds).collect();
+        let mut hybrid = Vec::new();
+        for alone in [0.5, 1.0].into_iter().flat_map(both_rounds) {
+            for density_weight in [0.5, 1.0, 2.0, 8.0] {
+                for samples_weight in [0.0, 2.0, 8.0] {
+                    let first = Hybrid { density_weight, samples_weight, ..alone };
+                    hybrid.push(first);
+                    for fine_samples_weight in [1.0, 4.0] {
+                        let of_width = |density_km| Hybrid { fine_samples_weight, density_km, ..first };
+                        hybrid.extend([25.0, 100.0].map(of_width));
+                    }
                 }
             }
         }
-    };
-    // `any-sample` is not tried with a radius above the paper's 200 km: with 400 km, the discs around sixteen samples
-    // could cover most of a continent.
-    cross(HybridMode::AnySample, &radii[..5], &[0.0], &[25.0]);
-    cross(HybridMode::Aggregate, &radii, &[0.0], &[25.0]);
-    cross(HybridMode::Fusion, &radii, &[0.5, 1.0, 2.0, 3.0, 5.0, 8.0], &[10.0, 25.0, 50.0, 100.0]);
-    cross(HybridMode::Consensus, &radii[1..], &[0.5, 1.0, 2.0, 4.0, 8.0], &[10.0, 25.0, 50.0, 100.0]);
-    settings
+        Self { consensus, hybrid }
+    }
 }
 
 /// The chosen setting and its accuracy. Each list of percentages has one entry per threshold.
@@ -128,9 +163,9 @@ pub struct Choice {
     pub own_percent: Vec<f64>,
     /// Accuracy of retrieval alone.
     pub retrieval_percent: Vec<f64>,
-    /// The chosen value of `retrieval.consensus_scale`.
-    pub consensus_scale: f64,
-    /// Accuracy of retrieval with consensus at this scale.
+    /// The chosen setting of retrieval with consensus.
+    pub consensus: Hybrid,
+    /// Accuracy of retrieval with consensus and this setting.
     pub consensus_percent: Vec<f64>,
     /// Accuracy of LocDiff-H by cross-validation: each fold is scored with the setting chosen on the other folds.
     /// `None` if all rows are in one fold.
@@ -145,20 +180,25 @@ pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
     (splitmix(cell_of(place.into(), CELL_DEGREES)) % u64::from(folds.max(1))) as u32
 }
 
-/// Position of the first setting of LocDiff-H among the predictors.
-const FIRST_SETTING: usize = 2 + CONSENSUS_SCALES.len();
-
 /// Number of answers within each threshold, for every predictor. The predictors are LocDiff, retrieval alone, retrieval
-/// with consensus at each scale, and LocDiff-H with each setting, in this order.
+/// with consensus and each of its settings, and LocDiff-H with each setting, in this order.
 #[derive(Clone)]
 struct Counts {
+    /// Number of settings of retrieval with consensus.
+    consensus: usize,
     rows: f64,
     within: Vec<Vec<f64>>,
 }
 
 impl Counts {
-    fn new(predictors: usize, thresholds: usize) -> Self {
-        Self { rows: 0.0, within: vec![vec![0.0; thresholds]; predictors] }
+    fn new(trials: &Trials, thresholds: usize) -> Self {
+        let (consensus, hybrid) = (trials.consensus.len(), trials.hybrid.len());
+        Self { consensus, rows: 0.0, within: vec![vec![0.0; thresholds]; 2 + consensus + hybrid] }
+    }
+
+    /// Number of the predictor that is LocDiff-H with setting number `setting`.
+    fn hybrid(&self, setting: usize) -> usize {
+        2 + self.consensus + setting
     }
 
     fn add(&mut self, row: &TuningErrors, thresholds_km: &[f64]) {
@@ -180,28 +220,28 @@ impl Counts {
         self.within[predictor].iter().map(|count| 100.0 * count / self.rows).collect()
     }
 
-    /// The accuracy of the best part of LocDiff-H at each threshold: LocDiff, retrieval, or retrieval with consensus at
-    /// scale `CONSENSUS_SCALES[scale]`.
-    fn best_part(&self, scale: usize) -> Vec<f64> {
-        let parts = [0, 1, 2 + scale].map(|predictor| self.percent(predictor));
+    /// The accuracy of the best part of LocDiff-H at each threshold: LocDiff, retrieval, or retrieval with consensus and
+    /// its setting number `consensus`.
+    fn best_part(&self, consensus: usize) -> Vec<f64> {
+        let parts = [0, 1, 2 + consensus].map(|predictor| self.percent(predictor));
         (0..parts[0].len()).map(|at| parts.iter().map(|part| part[at]).fold(0.0, f64::max)).collect()
     }
 
     fn objective(&self, setting: usize, best_part: &[f64]) -> f64 {
-        let hybrid = self.percent(FIRST_SETTING + setting);
+        let hybrid = self.percent(self.hybrid(setting));
         let value = |at: usize| hybrid[at] - LOSS_WEIGHT * (best_part[at] - hybrid[at]).max(0.0);
         (0..hybrid.len()).map(value).sum::<f64>() / hybrid.len() as f64
     }
 
-    /// Index of the scale with the highest mean accuracy.
-    fn best_scale(&self) -> usize {
-        first_best(CONSENSUS_SCALES.len(), |scale| self.percent(2 + scale).iter().sum())
+    /// Index of the setting of retrieval with consensus that has the highest mean accuracy.
+    fn best_consensus(&self) -> usize {
+        first_best(self.consensus, |setting| self.percent(2 + setting).iter().sum())
     }
 
-    /// Index of the setting with the highest objective.
+    /// Index of the setting of LocDiff-H that has the highest objective.
     fn best(&self) -> usize {
-        let part = self.best_part(self.best_scale());
-        first_best(self.within.len() - FIRST_SETTING, |setting| self.objective(setting, &part))
+        let part = self.best_part(self.best_consensus());
+        first_best(self.within.len() - self.hybrid(0), |setting| self.objective(setting, &part))
     }
 }
 
@@ -217,30 +257,30 @@ fn errors_km(row: &TuningErrors) -> impl Iterator<Item = f32> {
     parts.chain(row.settings_km.iter().copied())
 }
 
-/// Chooses the best of `settings` by the errors in `rows`, which are photos with known places. The accuracy on other
+/// Chooses the best of `trials` by the errors in `rows`, which are photos with known places. The accuracy on other
 /// photos is estimated by cross-validation with `folds` folds; `folds` must be at least 2.
 pub fn choose(
-    settings: &[Hybrid],
+    trials: &Trials,
     rows: &[(UnitVector, TuningErrors)],
     thresholds_km: &[f64],
     folds: u32,
 ) -> Result<Choice, TuningError> {
-    check(settings, rows, thresholds_km, folds)?;
-    let empty = Counts::new(FIRST_SETTING + settings.len(), thresholds_km.len());
+    check(trials, rows, thresholds_km, folds)?;
+    let empty = Counts::new(trials, thresholds_km.len());
     let mut by_fold = vec![empty.clone(); folds as usize];
     rows.iter().for_each(|(truth, errors)| by_fold[fold_of(*truth, folds) as usize].add(errors, thresholds_km));
     let mut all = empty.clone();
     by_fold.iter().for_each(|fold| all.add_all(fold));
-    let (best, scale) = (all.best(), all.best_scale());
+    let (best, consensus) = (all.best(), all.best_consensus());
     Ok(Choice {
-        setting: settings[best],
+        setting: trials.hybrid[best],
         rows: rows.len(),
-        objective: all.objective(best, &all.best_part(scale)),
-        hybrid_percent: all.percent(FIRST_SETTING + best),
+        objective: all.objective(best, &all.best_part(consensus)),
+        hybrid_percent: all.percent(all.hybrid(best)),
         own_percent: all.percent(0),
         retrieval_percent: all.percent(1),
-        consensus_scale: CONSENSUS_SCALES[scale],
-        consensus_percent: all.percent(2 + scale),
+        consensus: trials.consensus[consensus],
+        consensus_percent: all.percent(2 + consensus),
         held_out_percent: held_out(&by_fold, &empty),
         folds,
     })
@@ -256,7 +296,7 @@ fn held_out(by_fold: &[Counts], empty: &Counts) -> Option<Vec<f64>> {
         if others.rows == 0.0 {
             return None;
         }
-        let chosen = &fold.within[FIRST_SETTING + others.best()];
+        let chosen = &fold.within[empty.hybrid(others.best())];
         within.iter_mut().zip(chosen).for_each(|(sum, count)| *sum += count);
         rows += fold.rows;
     }
@@ -264,28 +304,25 @@ fn held_out(by_fold: &[Counts], empty: &Counts) -> Option<Vec<f64>> {
 }
 
 fn check(
-    settings: &[Hybrid],
+    trials: &Trials,
     rows: &[(UnitVector, TuningErrors)],
     thresholds_km: &[f64],
     folds: u32,
 ) -> Result<(), TuningError> {
     let invalid = |text: String| Err(TuningError(text));
-    if settings.is_empty() || rows.is_empty() || thresholds_km.is_empty() || folds < 2 {
-        let counts = [settings.len(), rows.len(), thresholds_km.len(), folds as usize];
-        let [settings, rows, thresholds, folds] = counts;
+    let [of_consensus, of_hybrid] = [trials.consensus.len(), trials.hybrid.len()];
+    if of_consensus == 0 || of_hybrid == 0 || rows.is_empty() || thresholds_km.is_empty() || folds < 2 {
+        let (rows, thresholds) = (rows.len(), thresholds_km.len());
         return invalid(format!(
-            "got {settings} settings, {rows} rows, {thresholds} thresholds and {folds} folds, wanted at least 1, 1, 1 \
-             and 2"
+            "got {of_consensus} and {of_hybrid} settings, {rows} rows, {thresholds} thresholds and {folds} folds, \
+             wanted at least 1, 1, 1, 1 and 2"
         ));
     }
     for (at, (_, row)) in rows.iter().enumerate() {
-        let (got, want) = (row.settings_km.len(), settings.len());
-        let (scales, all_scales) = (row.consensus_km.len(), CONSENSUS_SCALES.len());
-        if scales != all_scales {
-            return invalid(format!("row {at} has {scales} errors of consensus, wanted {all_scales}"));
-        }
-        if got != want {
-            return invalid(format!("row {at} has {got} errors, wanted one for each of {want} settings"));
+        for (got, want) in [(row.consensus_km.len(), of_consensus), (row.settings_km.len(), of_hybrid)] {
+            if got != want {
+                return invalid(format!("row {at} has {got} errors, wanted one for each of {want} settings"));
+            }
         }
         if let Some(error) = errors_km(row).find(|error| !error.is_finite()) {
             return invalid(format!("row {at} has an error of {error} km, wanted a finite number"));

@@ -49,7 +49,7 @@ pub struct Global {
     /// Number of workers that share one replica of the model.
     #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub tensor_parallel: Option<u32>,
-    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; may be repeated, and later values win. Default: the
+    /// Preset (demo, l23, l47, paper-l47, l95, geoclip) or TOML file; may be repeated, and later values win. Default: the
     /// configuration of the run, if the run exists; else l47 on CUDA and demo on the CPU (for the verb `demo`: always
     /// demo).
     #[arg(long, global = true, value_name = "FILE")]

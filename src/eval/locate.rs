@@ -10,15 +10,16 @@ use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
     EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, NearestKnown, ToLauncher, WorkerSlot,
 };
+use locdiff_core::tuning::Trials;
 use tch::Device;
 
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
-use crate::infer::overlap::{nearest_km, nearest_training_km};
+use crate::infer::overlap::{nearest_km, training_index};
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
-use crate::retrieval::{Grid, ImageSamples, RetrievedPlaces, Retriever};
+use crate::retrieval::{ImageSamples, RetrievedPlaces, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
@@ -80,15 +81,28 @@ pub fn run(
     if job.tune && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }
-    let retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
+    let mut retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
+    // With the head "knn", the gallery consists of the training photos.
+    let is_of_places = retrieval.is_some() && config.retrieval.head != RetrievalHead::Knn;
+    let measures = is_of_places && config.train.method == TrainMethod::Locdiff;
+    let sends_nearest = worker.rank == 0 && !job.tune;
+    let training = (measures || sends_nearest && (is_of_places || retrieval.is_none()))
+        .then(|| training_index(config, None))
+        .flatten();
+    if let Some(retrieval) = &mut retrieval {
+        let index = training.as_ref().filter(|_| measures);
+        let training_km = index.map(|index| nearest_km(index, retrieval.gallery().points()));
+        retrieval.measure_surroundings(config.eval.prior, training_km.as_deref());
+    }
     let SavedState { step, degree, .. } = Saved::open(&job.checkpoint)?.state;
     let engine = match config.train.method {
         TrainMethod::Locdiff => Some(open_engine(job, worker, &rows, retrieval.as_ref())?),
         TrainMethod::Geoclip => None,
     };
-    if worker.rank == 0 && !job.tune {
+    if sends_nearest {
         let anchors = engine.as_ref().map_or(&[][..], Engine::anchors);
-        send_nearest(config, &true_places(&rows, truth.as_ref())?, (retrieval.as_ref(), anchors), send)?;
+        let truth = true_places(&rows, truth.as_ref())?;
+        send_nearest(config, &truth, (retrieval.as_ref(), anchors, training.as_ref()), send)?;
     }
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
     let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
@@ -144,7 +158,7 @@ fn true_places(rows: &ImageRows, truth: Option<&TruthFile>) -> Result<Vec<UnitVe
 fn send_nearest(
     config: &RunConfig,
     truth: &[UnitVector],
-    (retrieval, anchors): (Option<&Retrieval>, &[UnitVector]),
+    (retrieval, anchors, training): (Option<&Retrieval>, &[UnitVector], Option<&SphereIndex>),
     send: &mut dyn FnMut(ToLauncher) -> Result<(), InferError>,
 ) -> Result<(), InferError> {
     let gallery_km = match (retrieval, config.eval.anchors) {
@@ -155,7 +169,7 @@ fn send_nearest(
     // With the head "knn", the gallery of retrieval consists of the training photos.
     let training_km = match &gallery_km {
         Some(km) if retrieval.is_some() && config.retrieval.head == RetrievalHead::Knn => Some(km.clone()),
-        _ => nearest_training_km(config, None, truth),
+        _ => training.map(|index| nearest_km(index, truth)),
     };
     let count = |km: &Vec<f32>| Overlap::count(truth, km);
     let overlaps = Overlaps { training: training_km.as_ref().map(count), gallery: gallery_km.as_ref().map(count) };
@@ -179,8 +193,11 @@ impl Methods<'_> {
     fn answers_of_retrieval(&self, block: &ImageBlock, device: Device) -> Result<Vec<LocatedRow>, InferError> {
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(Vec::new()) };
         let places = retrieval.places(retriever, block, &block.embeddings(device)?)?;
-        let sample =
-            |found: &RetrievedPlaces| ImageSamples { aggregate: found.retrieval, samples: vec![found.retrieval] };
+        let sample = |found: &RetrievedPlaces| ImageSamples {
+            aggregate: found.retrieval,
+            samples: vec![found.retrieval],
+            expected: Vec::new(),
+        };
         let mut rows = located(block, &places.iter().map(sample).collect::<Vec<_>>());
         for (row, found) in rows.iter_mut().zip(&places) {
             row.answers[0].0 = Method::Retrieval;
@@ -195,7 +212,7 @@ impl Methods<'_> {
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let inputs = (embeddings_ive, samples.as_slice());
         if self.is_tuning {
-            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, inputs, &Grid::default())?) {
+            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, inputs, &Trials::default())?) {
                 row.tuning = Some(found);
             }
             return Ok(rows);

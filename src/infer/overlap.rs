@@ -3,10 +3,11 @@
 //! No embeddings are read, unless `shards.on_bad_rows` is "skip" and the unusable training rows are not known yet. With
 //! 5 million training rows, building the index takes up to ten seconds, so one worker does it for all rows.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use locdiff_core::config::{RetrievalHead, RunConfig};
-use locdiff_core::geo::{SphereIndex, UnitVector};
+use locdiff_core::geo::{Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::pulse;
 
@@ -27,17 +28,19 @@ pub fn nearest_km(index: &SphereIndex, places: &[UnitVector]) -> Vec<f32> {
     found
 }
 
-/// The distance from each of `places` to the nearest training place, km. `None` if the training places cannot be read:
-/// an evaluation does not need them. The reason is logged. `mask` marks the training rows to skip; `None` if they are
-/// not known yet.
-pub fn nearest_training_km(config: &RunConfig, mask: Option<Mask>, places: &[UnitVector]) -> Option<Vec<f32>> {
+/// An index of the training places. `None` if they cannot be read: an evaluation does not need them. The reason is
+/// logged. `mask` marks the training rows to skip; `None` if they are not known yet.
+pub fn training_index(config: &RunConfig, mask: Option<Mask>) -> Option<SphereIndex> {
     match training_places(config, mask) {
-        Ok(training) => {
-            let points = training.into_iter().map(UnitVector::from).collect();
-            Some(nearest_km(&SphereIndex::new(points), places))
+        Ok(places) => {
+            // Many photos share a place.
+            let bits = |place: &Place| [place.latitude().0, place.longitude().0].map(f64::to_bits);
+            let mut known = HashSet::with_capacity(places.len());
+            let places = places.into_iter().filter(|place| known.insert(bits(place)));
+            Some(SphereIndex::new(places.map(UnitVector::from).collect()))
         }
         Err(error) => {
-            tracing::warn!("test places near training places are not counted: {error}");
+            tracing::warn!("the distances to training places are not known: {error}");
             None
         }
     }
@@ -48,7 +51,7 @@ pub fn nearest_training_km(config: &RunConfig, mask: Option<Mask>, places: &[Uni
 pub fn of_training(config: &RunConfig, mask: Mask) -> Option<Overlaps> {
     let test = ImageRows::open(&config.shards.test, config).and_then(|rows| rows.ids_and_places()).ok()?;
     let truth: Vec<UnitVector> = test.into_iter().map(|(_, place)| place.into()).collect();
-    let training = nearest_training_km(config, Some(mask), &truth).map(|km| Overlap::count(&truth, &km));
+    let training = training_index(config, Some(mask)).map(|index| Overlap::count(&truth, &nearest_km(&index, &truth)));
     let gallery =
         known_gallery(config).map(|points| Overlap::count(&truth, &nearest_km(&SphereIndex::new(points), &truth)));
     Some(Overlaps { training, gallery })

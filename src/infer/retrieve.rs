@@ -1,17 +1,18 @@
 //! Opens the gallery and the retrieval head of an evaluation. Locates the images of a block with retrieval alone, and
 //! with LocDiff-H, which also uses LocDiff's samples.
 
-use locdiff_core::config::{DecodeAnchors, RetrievalHead};
+use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead};
 use locdiff_core::geo::{Km, UnitVector};
 use locdiff_core::protocol::{EvalJob, HybridRequest, TuningErrors};
+use locdiff_core::tuning::Trials;
 use tch::{Device, Tensor};
 
 use super::error::InferError;
 use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    Exclusion, Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces,
-    Retriever, Voters, locate, locate_alone, try_settings,
+    Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces, Retriever,
+    Surroundings, Voters, locate, locate_alone, try_settings,
 };
 
 /// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice
@@ -34,6 +35,7 @@ pub struct Retrieval {
     gallery: Gallery,
     hybrid: Hybrid,
     voters: Voters,
+    surroundings: Surroundings,
     /// Gallery points at most this far from a photo's true place are ignored; `None`: none are.
     exclude: Option<Km>,
     /// Location of the photos, for error messages.
@@ -66,11 +68,13 @@ impl Retrieval {
                 // In a gallery of photos, several neighbours vote on the answer. In a gallery of places, the best
                 // gallery point is the answer.
                 let neighbours = if config.head == RetrievalHead::Knn { config.knn_neighbours as usize } else { 1 };
-                let (consensus, scale) = (config.consensus_points as usize, config.consensus_scale);
-                let voters = Voters { neighbours, consensus, scale };
+                let consensus =
+                    Hybrid::without_locdiff(config.radius_km, config.consensus_scale, config.consensus_fine_scale);
+                let voters = Voters { neighbours, points: config.consensus_points as usize, consensus };
+                let surroundings = Surroundings::default();
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 let exclude = Some(Km(job.config.eval.exclude_km)).filter(|radius| radius.0 > 0.0);
-                Ok(Some(Self { head, gallery, hybrid, voters, exclude, location, device, threads }))
+                Ok(Some(Self { head, gallery, hybrid, voters, surroundings, exclude, location, device, threads }))
             }
             Err(InferError::Retrieval(error @ RetrievalError::Head { .. })) if is_optional => {
                 if is_logging {
@@ -85,6 +89,12 @@ impl Retrieval {
     /// The gallery.
     pub fn gallery(&self) -> &Gallery {
         &self.gallery
+    }
+
+    /// Measures the surroundings of the gallery points. `training_km` holds the distance from each point to the nearest
+    /// training photo; `None` if it is not known.
+    pub fn measure_surroundings(&mut self, prior: Prior, training_km: Option<&[f32]>) {
+        self.surroundings = Surroundings::new(self.gallery.index(), prior, training_km, self.threads);
     }
 
     /// A retriever over the gallery.
@@ -102,7 +112,8 @@ impl Retrieval {
         let queries = self.queries(block, embeddings_ive)?;
         let truths = true_places(block);
         let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
-        let located = locate(retriever, &queries, samples, &self.hybrid, self.voters, excluded);
+        let gallery = (retriever, &self.surroundings);
+        let located = locate(gallery, &queries, samples, &self.hybrid, self.voters, excluded);
         located.map_err(|error| self.with_row(block, error))
     }
 
@@ -115,21 +126,22 @@ impl Retrieval {
     ) -> Result<Vec<RetrievedPlaces>, InferError> {
         let (queries, truths) = (self.queries(block, embeddings_ive)?, true_places(block));
         let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
-        let located = locate_alone(retriever, &queries, self.voters, excluded);
+        let located = locate_alone((retriever, &self.surroundings), &queries, self.voters, excluded);
         located.map_err(|error| self.with_row(block, error))
     }
 
     /// For each image of a block, the distance errors of LocDiff, of retrieval, of retrieval with consensus at every
-    /// scale, and of LocDiff-H under every setting of `grid`.
+    /// of its settings, and of LocDiff-H under every setting of `trials`.
     pub fn errors(
         &self,
         retriever: &Retriever<'_>,
         block: &ImageBlock,
         (embeddings_ive, samples): (&Tensor, &[ImageSamples]),
-        grid: &Grid,
+        trials: &Trials,
     ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        let errors = try_settings(retriever, &queries, samples, &true_places(block), grid, self.voters, self.exclude);
+        let (gallery, truths) = ((retriever, &self.surroundings), true_places(block));
+        let errors = try_settings(gallery, &queries, samples, &truths, trials, self.voters, self.exclude);
         errors.map_err(|error| self.with_row(block, error))
     }
 

@@ -30,7 +30,7 @@ use crate::infer::retrieval_data::trained_head;
 use crate::infer::{ImageBlock, InferError, Weights};
 use crate::loss::{Losses, largest_finite};
 use crate::model::{Init, Parameters, Placement, Spec, Split, Standardisation, linear_layer};
-use crate::retrieval::{Gallery, ImageSamples, QueryHead, Retriever, Voters, locate_alone};
+use crate::retrieval::{Gallery, Hybrid, ImageSamples, QueryHead, Retriever, Surroundings, Voters, locate_alone};
 use crate::shards::Batch;
 use crate::shdd::ShddError;
 
@@ -264,9 +264,13 @@ impl Locator for HeadLocator {
         let embeddings = block.embeddings(self.device)?.f_narrow(0, 0, images * views)?;
         let queries = head.queries(&embeddings.f_view([images, views, block.width as i64])?)?;
         let retriever = Retriever::new(&self.gallery, self.device, self.threads)?;
-        let voters = Voters { neighbours: 1, consensus: 1, scale: 1.0 };
-        let answers = locate_alone(&retriever, &queries, voters, None)?.into_iter().map(|found| found.retrieval);
-        Ok(answers.map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate] }).collect())
+        let voters = Voters { neighbours: 1, points: 1, consensus: Hybrid::without_locdiff(1.0, 1.0, 1.0) };
+        let answers = locate_alone((&retriever, &Surroundings::default()), &queries, voters, None)?
+            .into_iter()
+            .map(|found| found.retrieval);
+        Ok(answers
+            .map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate], expected: Vec::new() })
+            .collect())
     }
 }
 

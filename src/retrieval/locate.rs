@@ -2,19 +2,23 @@
 //!
 //! Photos are processed in chunks, which bounds the memory for the logits of the candidates.
 
+use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{Km, UnitVector};
 use locdiff_core::protocol::TuningErrors;
-use locdiff_core::tuning::CONSENSUS_SCALES;
+use locdiff_core::tuning::Trials;
 use tch::Tensor;
 
 use super::error::RetrievalError;
-use super::hybrid::{Hybrid, ImageSamples, consensus, retrieval_consensus};
+use super::hybrid::{Hybrid, ImageSamples, first_best};
+use super::pool::Pool;
 use super::retriever::{Exclusion, Retriever, Scored};
-use super::tune::Grid;
+use super::surroundings::Surroundings;
 use crate::shdd::decode::in_parallel;
 
 /// Photos per chunk. The number is a multiple of the number of queries in a tile.
 const PHOTOS: usize = 1024;
+/// Radius of the second round if the nearest neighbours vote, km.
+const NEIGHBOURS_KM: f64 = 100.0;
 
 /// The answers for one photo.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,34 +39,42 @@ impl LocatedPlaces {
 }
 
 /// Chooses the answer among the nearest neighbours. `best` lists them as (gallery point, logit), best first. A single
-/// neighbour is the answer. Several neighbours vote as in the mode `consensus` of LocDiff-H. `None` if `best` is empty.
+/// neighbour is the answer. Several neighbours vote as in retrieval with consensus. `None` if `best` is empty.
 pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
-    let (places, scores): (Vec<u32>, Vec<f64>) = best.iter().map(|(point, logit)| (*point, f64::from(*logit))).unzip();
-    consensus(points, &places, &scores).map(|place| places[place])
+    if best.len() < 2 {
+        return best.first().map(|(point, _)| *point);
+    }
+    let setting = Hybrid::without_locdiff(NEIGHBOURS_KM, 1.0, 1.0);
+    Pool::new((points, &Surroundings::default()), best, &[], None).answer(&setting)
 }
 
-/// How many of the best gallery points retrieval uses, and how they vote.
+/// How the best gallery points choose the answers of retrieval.
 #[derive(Debug, Clone, Copy)]
 pub struct Voters {
-    /// Number of points that decide the answer without consensus. It is 1 unless the gallery consists of photos.
+    /// Number of points that choose the plain answer. It is 1 unless the gallery consists of photos.
     pub neighbours: usize,
-    /// Number of points that vote in the consensus.
-    pub consensus: usize,
-    /// Factor that multiplies the logits in the consensus.
-    pub scale: f64,
+    /// Number of points that vote in the consensus, and in LocDiff-H.
+    pub points: usize,
+    /// The setting of retrieval with consensus.
+    pub consensus: Hybrid,
 }
 
 impl Voters {
     /// Number of best points that must be found.
     fn top(self) -> usize {
-        self.neighbours.max(self.consensus).max(1)
+        self.neighbours.max(self.points).max(1)
+    }
+
+    /// The best points that vote.
+    fn best(self, scored: &Scored) -> &[(u32, f32)] {
+        &scored.best[..self.points.max(1).min(scored.best.len())]
     }
 }
 
 /// Locates photos with retrieval and with LocDiff-H. `queries` has the shape `[photos, width]`, and `images` holds
 /// LocDiff's samples for each photo. All methods ignore the gallery points that `excluded` leaves out.
 pub fn locate(
-    retriever: &Retriever<'_>,
+    (retriever, surroundings): (&Retriever<'_>, &Surroundings),
     queries: &Tensor,
     images: &[ImageSamples],
     hybrid: &Hybrid,
@@ -73,9 +85,18 @@ pub fn locate(
     let points = index.points();
     let candidates = |image: &ImageSamples| image.candidates(hybrid, index);
     let finish = |image: &ImageSamples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
-        let answer = image.answer(hybrid, points, wanted, &scored.logits);
-        let consensus = consensus_places(points, scored, &[voters.scale])[0];
-        LocatedPlaces { retrieval, consensus, hybrid: answer.map(|point| points[point as usize]) }
+        let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
+        let mut pool = Pool::new((points, surroundings), voters.best(scored), &near, Some(image));
+        let consensus = pool.answer(&voters.consensus).expect("every photo has a best point");
+        let answer = match hybrid.mode {
+            HybridMode::Consensus => pool.answer(hybrid),
+            HybridMode::AnySample => {
+                let logits: Vec<f64> = near.iter().map(|(_, logit)| f64::from(*logit)).collect();
+                first_best(&logits).map(|place| near[place].0)
+            }
+        };
+        let place = |point: u32| points[point as usize];
+        LocatedPlaces { retrieval, consensus: place(consensus), hybrid: answer.map(place) }
     };
     for_each_photo(retriever, queries, (images, excluded), voters, candidates, finish)
 }
@@ -91,34 +112,29 @@ pub struct RetrievedPlaces {
 
 /// Locates photos with retrieval alone. The gallery points that `excluded` leaves out are ignored.
 pub fn locate_alone(
-    retriever: &Retriever<'_>,
+    (retriever, surroundings): (&Retriever<'_>, &Surroundings),
     queries: &Tensor,
     voters: Voters,
     excluded: Option<Exclusion<'_>>,
 ) -> Result<Vec<RetrievedPlaces>, RetrievalError> {
     let photos = vec![(); queries.size().first().copied().unwrap_or(0) as usize];
     let points = retriever.gallery().points();
-    let finish = |(): &(), _: &[u32], scored: &Scored, retrieval: UnitVector| RetrievedPlaces {
-        retrieval,
-        consensus: consensus_places(points, scored, &[voters.scale])[0],
+    let finish = |(): &(), _: &[u32], scored: &Scored, retrieval: UnitVector| {
+        let winner = Pool::new((points, surroundings), voters.best(scored), &[], None).answer(&voters.consensus);
+        let consensus = points[winner.expect("every photo has a best point") as usize];
+        RetrievedPlaces { retrieval, consensus }
     };
     for_each_photo(retriever, queries, (&photos, excluded), voters, |()| Vec::new(), finish)
 }
 
-/// The answers of retrieval with consensus, for each of `scales`.
-fn consensus_places(points: &[UnitVector], scored: &Scored, scales: &[f64]) -> Vec<UnitVector> {
-    let winners = retrieval_consensus(points, &scored.best, scales).expect("every photo has a best point");
-    winners.into_iter().map(|point| points[point as usize]).collect()
-}
-
-/// For each photo, the errors of LocDiff, of retrieval, of retrieval with consensus at every scale, and of LocDiff-H
-/// under every setting of `grid`. Gallery points within `exclude` of a photo's true place are ignored.
+/// For each photo, the errors of LocDiff and of retrieval, and the errors of retrieval with consensus and of LocDiff-H
+/// under every setting of `trials`. Gallery points within `exclude` of a photo's true place are ignored.
 pub fn try_settings(
-    retriever: &Retriever<'_>,
+    (retriever, surroundings): (&Retriever<'_>, &Surroundings),
     queries: &Tensor,
     images: &[ImageSamples],
     truths: &[UnitVector],
-    grid: &Grid,
+    trials: &Trials,
     voters: Voters,
     exclude: Option<Km>,
 ) -> Result<Vec<TuningErrors>, RetrievalError> {
@@ -127,18 +143,22 @@ pub fn try_settings(
         return Err(RetrievalError::Shape { what: "true places", got, want });
     }
     let index = retriever.gallery().index();
+    let radius = Km(trials.hybrid.iter().map(|setting| setting.radius_km).fold(0.0, f64::max));
     let pairs: Vec<(&ImageSamples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
-    let candidates = |(image, _): &(&ImageSamples, UnitVector)| grid.candidates(index, image);
+    let candidates = |(image, _): &(&ImageSamples, UnitVector)| index.within(image.aggregate, radius);
     let finish =
         |(image, truth): &(&ImageSamples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
+            let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
+            let mut pool = Pool::new((index.points(), surroundings), voters.best(scored), &near, Some(image));
+            let mut error = |setting: &Hybrid| {
+                let winner = pool.answer(setting).expect("every photo has a best point");
+                truth.distance(index.points()[winner as usize]).0 as f32
+            };
             TuningErrors {
                 own_km: truth.distance(image.aggregate).0 as f32,
                 retrieval_km: truth.distance(retrieval).0 as f32,
-                consensus_km: consensus_places(index.points(), scored, &CONSENSUS_SCALES)
-                    .into_iter()
-                    .map(|place| truth.distance(place).0 as f32)
-                    .collect(),
-                settings_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
+                consensus_km: trials.consensus.iter().map(&mut error).collect(),
+                settings_km: trials.hybrid.iter().map(&mut error).collect(),
             }
         };
     let excluded = exclude.map(|radius| Exclusion { radius, truths });

@@ -5,8 +5,9 @@
 //! - `gallery`: places and their embeddings.
 //! - `head`: turns stored embeddings into queries, and checks whether a head can be used with the data.
 //! - `retriever`: scores queries against the whole gallery, in tiles.
+//! - `surroundings`: what is known about the surroundings of each gallery point.
 //! - `hybrid`: LocDiff-H, which chooses the gallery point, if any, that replaces LocDiff's answer.
-//! - `tune`: the error of LocDiff-H under every candidate setting.
+//! - `pool`: the vote of LocDiff-H and of retrieval with consensus.
 //! - `locate`: runs all of these steps for a batch of photos.
 //!
 //! Invariant: the answers for a photo depend only on the photo, its samples, the gallery and the settings. They do not
@@ -19,8 +20,9 @@ mod gallery;
 mod head;
 mod hybrid;
 mod locate;
+mod pool;
 mod retriever;
-mod tune;
+mod surroundings;
 
 pub use error::RetrievalError;
 pub use gallery::Gallery;
@@ -28,4 +30,4 @@ pub use head::{DataFacts, DataHead, QueryHead, check_head};
 pub use hybrid::{Hybrid, ImageSamples};
 pub use locate::{LocatedPlaces, RetrievedPlaces, Voters, knn_place, locate, locate_alone, try_settings};
 pub use retriever::{Exclusion, Retriever, Scored};
-pub use tune::Grid;
+pub use surroundings::Surroundings;

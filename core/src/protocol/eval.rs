@@ -21,7 +21,7 @@ pub struct EvalJob {
     pub data: String,
     /// Whether to run retrieval and LocDiff-H.
     pub hybrid: HybridRequest,
-    /// Whether to compute the distance errors of LocDiff-H with each setting in [`crate::tuning::settings`].
+    /// Whether to compute the distance errors of LocDiff-H with each setting in [`crate::tuning::Trials`].
     pub tune: bool,
 }
 
@@ -112,9 +112,9 @@ pub struct TuningErrors {
     pub own_km: f32,
     /// Error of retrieval alone.
     pub retrieval_km: f32,
-    /// Error of retrieval with consensus, for each of [`crate::tuning::CONSENSUS_SCALES`].
+    /// Error of retrieval with consensus, for each of [`crate::tuning::Trials::consensus`].
     pub consensus_km: Vec<f32>,
-    /// Error of LocDiff-H with each of [`crate::tuning::settings`].
+    /// Error of LocDiff-H with each of [`crate::tuning::Trials::hybrid`].
     pub settings_km: Vec<f32>,
 }
 

@@ -289,7 +289,7 @@ impl Anchors {
 
     /// Expands codes to whole codes in f64, in row-major order, for refinement. Dimensions that the filter dropped are
     /// 0.
-    pub(in crate::shdd) fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
+    pub fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
         self.source.whole_codes(codes_bc)
     }
 

@@ -57,7 +57,7 @@ fn excluded_gallery_points_are_neither_retrieved_nor_tuned_with() {
     small_shards::build(&stage, "near", 482..632, 2, true);
     small_shards::build(&stage, "validation", 300..400, 1, false);
     let flags = "--json --set shards.test=shards/near --set shards.validation=shards/validation \
-                 --set retrieval.mode=aggregate --set retrieval.radius_km=2000 --set retrieval.knn_neighbours=1";
+                 --set retrieval.mode=any-sample --set retrieval.radius_km=2000 --set retrieval.knn_neighbours=1";
     let found = stage.run(&format!("{flags} eval --hybrid")).exits_with(ExitCode::Success).json();
     assert!(row(&found, "retrieval")["acc_25km"].as_f64() > Some(5.0), "no photo retrieves its own place: {found}");
     assert_eq!(found["exclude_km"], 0.0);

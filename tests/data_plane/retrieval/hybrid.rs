@@ -1,13 +1,18 @@
 //! Tests of LocDiff-H: the answers of every mode follow the definition of the mode, and tuning chooses the right
 //! setting.
 
-use locdiff::retrieval::{Grid, ImageSamples};
-use locdiff::shdd::uniform_points;
-use locdiff_core::config::HybridMode;
-use locdiff_core::geo::{Degrees, Km, SphereIndex, UnitVector};
+use locdiff::retrieval::{
+    Gallery, ImageSamples, QueryHead, Retriever, Surroundings, Voters, locate, locate_alone, try_settings,
+};
+use locdiff::shdd::{Basis, uniform_points};
+use locdiff_core::config::{HybridMode, Prior};
+use locdiff_core::geo::{Degrees, Km, UnitVector};
 use locdiff_core::protocol::TuningErrors;
 use locdiff_core::random::{Draw, Philox, Stream};
-use locdiff_core::tuning::{CONSENSUS_SCALES, Hybrid, choose, fold_of};
+use locdiff_core::tuning::{Hybrid, Trials, choose, fold_of};
+use tch::{Device, Tensor};
+
+use super::normals;
 
 const THRESHOLDS: [f64; 3] = [25.0, 200.0, 2500.0];
 
@@ -30,155 +35,252 @@ fn crowd(step: u64, count: usize) -> Vec<UnitVector> {
     numbers.chunks_exact(3).map(place).collect()
 }
 
+/// Degree of the predicted codes.
+const DEGREE: u32 = 6;
+
 fn images(count: usize) -> Vec<ImageSamples> {
-    let all = crowd(7, 8 * count);
-    all.chunks_exact(8).map(|samples| ImageSamples { aggregate: samples[0], samples: samples.to_vec() }).collect()
-}
-
-/// The answer computed directly from the definition, with great-circle distances to every gallery point.
-fn answer_by_definition(setting: &Hybrid, image: &ImageSamples, points: &[UnitVector], logits: &[f32]) -> Option<u32> {
-    let centres =
-        if setting.mode == HybridMode::AnySample { &image.samples[..] } else { std::slice::from_ref(&image.aggregate) };
-    let in_range = |point: &UnitVector| centres.iter().any(|centre| centre.distance(*point).0 <= setting.radius_km);
-    let score = |at: usize| {
-        let density: f64 =
-            image.samples.iter().map(|sample| (-sample.distance(points[at]).0 / setting.density_km).exp()).sum();
-        let fuses = matches!(setting.mode, HybridMode::Fusion | HybridMode::Consensus);
-        let weight = if fuses { setting.density_weight } else { 0.0 };
-        f64::from(logits[at]) + if weight > 0.0 { weight * density.ln() } else { 0.0 }
+    let basis = Basis::new(DEGREE).expect("the degree is valid");
+    let image = |samples: &[UnitVector]| {
+        let codes = basis.encode_f64(samples);
+        let mean = |at: usize| (codes.iter().skip(at).step_by(basis.dims()).sum::<f64>() / 8.0) as f32;
+        ImageSamples {
+            aggregate: samples[0],
+            samples: samples.to_vec(),
+            expected: (0..basis.dims()).map(mean).collect(),
+        }
     };
-    let scored: Vec<(usize, f64)> =
-        (0..points.len()).filter(|at| in_range(&points[*at])).map(|at| (at, score(at))).collect();
-    match setting.mode {
-        HybridMode::Consensus => consensus_by_definition(points, scored),
-        _ => largest(scored),
-    }
+    crowd(7, 8 * count).chunks_exact(8).map(image).collect()
 }
 
-/// The point with the most votes, computed directly from the definition. The 64 points with the highest scores take
-/// part, except points whose score is more than 9 below the highest. Each point that takes part votes for all points
-/// that take part, itself included. The weight of a vote is exp(score) · Σ exp(-distance / width). Here score is the
-/// score of the voter, distance is the distance between the two points, and the sum is over four widths.
-fn consensus_by_definition(points: &[UnitVector], mut scored: Vec<(usize, f64)>) -> Option<u32> {
-    scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    scored.truncate(64);
-    let highest = scored.first()?.1;
-    scored.retain(|(_, score)| *score >= highest - 9.0);
-    let votes = scored.iter().map(|(here, _)| {
-        let vote = |(there, score): &(usize, f64)| {
-            let distance = points[*here].distance(points[*there]).0;
-            let widths = [1.0, 25.0, 200.0, 750.0].map(|width: f64| (-distance / width).exp());
-            (score - highest).exp() * widths.iter().sum::<f64>()
-        };
-        (*here, scored.iter().map(vote).sum())
-    });
-    largest(votes.collect())
+/// A gallery of places around six towns, photos, and their logits at every gallery point.
+struct Scene {
+    gallery: Gallery,
+    queries: Tensor,
+    images: Vec<ImageSamples>,
+    logits: Vec<Vec<f32>>,
+    /// Distance from each gallery point to the nearest training photo, km.
+    training_km: Vec<f32>,
 }
 
-/// The first point with the largest score. Scores that differ by at most 1e-9 count as equal, because the program
-/// computes distances from chords, which round differently from arcs.
-fn largest(scored: Vec<(usize, f64)>) -> Option<u32> {
-    let mut best: Option<(usize, f64)> = None;
-    for (at, score) in scored {
-        if best.is_none_or(|(_, most)| score > most + 1e-9) {
-            best = Some((at, score));
+impl Scene {
+    fn new() -> Self {
+        let (points, count) = (crowd(1, 700), 40);
+        let embeddings = normals(11, &[points.len() as i64, 24]);
+        let gallery = Gallery::of_embeddings("test".into(), points, embeddings).expect("the gallery is valid");
+        let queries = QueryHead::knn(8.0, Device::Cpu).queries(&normals(12, &[count as i64, 1, 24]));
+        let queries = queries.expect("the embeddings are valid");
+        let everything: Vec<Vec<u32>> = vec![(0..700).collect(); count];
+        let retriever = Retriever::new(&gallery, Device::Cpu, 1).expect("the gallery fits in memory");
+        let scored = retriever.score(&queries, &everything, 1, None).expect("the inputs are valid");
+        let training_km = uniform(31, 700).iter().map(|value| (60.0 * value * value) as f32).collect();
+        Self {
+            queries,
+            images: images(count),
+            logits: scored.into_iter().map(|one| one.logits).collect(),
+            training_km,
+            gallery,
         }
     }
-    best.map(|(at, _)| at as u32)
+
+    fn surroundings(&self, prior: Prior) -> Surroundings {
+        Surroundings::new(self.gallery.index(), prior, Some(&self.training_km), 1)
+    }
 }
 
-fn some_settings() -> Grid {
-    let mut settings = Vec::new();
-    for radius_km in [0.0, 30.0, 100.0, 300.0] {
-        for mode in [HybridMode::AnySample, HybridMode::Aggregate, HybridMode::Fusion, HybridMode::Consensus] {
-            settings.push(Hybrid { mode, radius_km, density_weight: 2.0, density_km: 40.0 });
+/// The definition of the two rounds, computed directly. Returns whether `answer` may win under `setting`: rounding may
+/// decide between points whose votes differ by less than a thousandth.
+fn may_win(scene: &Scene, image: usize, setting: &Hybrid, prior: Prior, top: usize, answer: UnitVector) -> bool {
+    let (points, logits, locdiff) = (scene.gallery.points(), &scene.logits[image], &scene.images[image]);
+    let km = |one: usize, other: usize| points[one].distance(points[other]).0;
+    let mut similar: Vec<usize> = (0..points.len()).collect();
+    similar.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    similar.truncate(top);
+    let uses_locdiff = [setting.density_weight, setting.samples_weight, setting.fine_samples_weight] != [0.0; 3];
+    let is_near = |at: &usize| uses_locdiff && locdiff.aggregate.distance(points[*at]).0 <= setting.radius_km;
+    let near: Vec<usize> = (0..points.len()).filter(is_near).filter(|at| !similar.contains(at)).collect();
+    let voters = [similar, near].concat();
+    let reach_km = |at: usize| f64::from(15.0 * scene.training_km[at]);
+    let samples = |at: usize, width_km: f64| {
+        let near = |sample: &UnitVector| (-sample.distance(points[at]).0 / width_km).exp();
+        (0.002 + locdiff.samples.iter().map(near).sum::<f64>() / 8.0).ln()
+    };
+    let first = |at: usize| {
+        let count = (0..points.len()).filter(|other| km(at, *other) < 100.0).count();
+        let factor = if prior == Prior::Even { (count as f64).powf(-0.5) } else { 1.0 };
+        let predicted = smoothed_density(locdiff, points[at], reach_km(at)).max(0.002).ln();
+        let of_samples = samples(at, smoothing_km(reach_km(at)).max(250.0));
+        let similarity = setting.scale * f64::from(logits[at]) + factor.ln();
+        similarity + setting.density_weight * predicted + setting.samples_weight * of_samples
+    };
+    let second = |at: usize| {
+        let of_samples = setting.fine_samples_weight * samples(at, setting.density_km);
+        setting.fine_scale * f64::from(logits[at]) + of_samples
+    };
+    let regions =
+        winners(&voters, first, |one, other| [200.0, 750.0].map(|width| (-km(one, other) / width).exp()).iter().sum());
+    regions.iter().any(|region| {
+        let near: Vec<usize> = voters.iter().copied().filter(|at| km(*at, *region) <= setting.radius_km).collect();
+        let closeness = |one, other| [1.0, 25.0, 200.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
+        winners(&near, second, closeness).iter().any(|winner| points[*winner] == answer)
+    })
+}
+
+/// The largest of four widths that is at most `reach_km`.
+fn smoothing_km(reach_km: f64) -> f64 {
+    [0.0, 150.0, 300.0, 600.0].into_iter().filter(|width| *width <= reach_km).fold(0.0, f64::max)
+}
+
+/// The density that LocDiff predicts at `point`, smoothed over `smoothing_km(reach_km)`.
+/// The kernel of the smoothing is 1 at its maximum.
+fn smoothed_density(image: &ImageSamples, point: UnitVector, reach_km: f64) -> f64 {
+    let width = smoothing_km(reach_km) / 6371.0088;
+    let values = Basis::new(DEGREE).expect("the degree is valid").encode_f64(&[point]);
+    let (mut sum, mut at_maximum, mut index) = (0.0, 0.0, 0);
+    for l in 0..=DEGREE {
+        let factor = (-f64::from(l * (l + 1)) * width * width / 2.0).exp();
+        at_maximum += f64::from(2 * l + 1) / (4.0 * std::f64::consts::PI) * factor;
+        for _ in 0..=2 * l {
+            sum += factor * values[index] * f64::from(image.expected[index]);
+            index += 1;
         }
-        settings.push(Hybrid { mode: HybridMode::Fusion, radius_km, density_weight: 0.0, density_km: 40.0 });
     }
-    Grid { settings }
+    sum / at_maximum
+}
+
+/// The voters that may win a round. A voter whose weight is less than e⁻⁹ of the largest weight does not take part.
+fn winners(voters: &[usize], score: impl Fn(usize) -> f64, closeness: impl Fn(usize, usize) -> f64) -> Vec<usize> {
+    let scores: Vec<(usize, f64)> = voters.iter().map(|at| (*at, score(*at))).collect();
+    let highest = scores.iter().map(|(_, score)| *score).fold(f64::NEG_INFINITY, f64::max);
+    let taking_part: Vec<(usize, f64)> = scores.into_iter().filter(|(_, score)| *score >= highest - 9.0).collect();
+    let votes =
+        |one: usize| taking_part.iter().map(|(other, score)| (score - highest).exp() * closeness(one, *other)).sum();
+    let votes: Vec<(usize, f64)> = taking_part.iter().map(|(one, _)| (*one, votes(*one))).collect();
+    let most = votes.iter().map(|(_, votes)| *votes).fold(0.0, f64::max);
+    votes.into_iter().filter(|(_, votes)| *votes >= 0.999 * most).map(|(at, _)| at).collect()
+}
+
+fn some_settings() -> Vec<Hybrid> {
+    let alone = Hybrid::without_locdiff(150.0, 0.7, 2.0);
+    vec![
+        alone,
+        Hybrid { scale: 2.0, fine_scale: 1.0, radius_km: 40.0, ..alone },
+        Hybrid { density_weight: 1.0, ..alone },
+        Hybrid { samples_weight: 3.0, ..alone },
+        Hybrid { density_weight: 4.0, fine_samples_weight: 2.0, density_km: 60.0, ..alone },
+        Hybrid { scale: 0.2, fine_samples_weight: 4.0, radius_km: 300.0, ..alone },
+    ]
+}
+
+const TOP: usize = 120;
+
+fn voters(consensus: Hybrid) -> Voters {
+    Voters { neighbours: 1, points: TOP, consensus }
 }
 
 #[test]
-fn hybrid_answers_follow_the_definition() {
-    let points = crowd(1, 1500);
-    let index = SphereIndex::new(points.clone());
-    let (mut fallbacks, mut fusions) = (0, 0);
-    for (at, image) in images(60).iter().enumerate() {
-        let logits: Vec<f32> =
-            uniform(100 + at as u64, points.len()).iter().map(|value| (12.0 * value) as f32).collect();
-        for setting in &some_settings().settings {
-            let candidates = image.candidates(setting, &index);
-            let theirs: Vec<f32> = candidates.iter().map(|point| logits[*point as usize]).collect();
-            let answer = image.answer(setting, &points, &candidates, &theirs);
-            let want = answer_by_definition(setting, image, &points, &logits);
-            if setting.mode == HybridMode::Consensus {
-                // Gallery points at the same place have equal votes up to rounding, so places are compared instead of
-                // points.
-                let spot = |point: Option<u32>| point.map(|point| points[point as usize]);
-                assert_eq!(spot(answer), spot(want), "wrong answer for image {at} with {setting}");
-            } else {
-                assert_eq!(answer, want, "wrong answer for image {at} with {setting}");
+fn both_rounds_follow_the_definition() {
+    let scene = Scene::new();
+    let retriever = Retriever::new(&scene.gallery, Device::Cpu, 2).expect("the gallery fits in memory");
+    let (mut moved, mut by_prior) = (0, 0);
+    let mut answers_before: Option<Vec<UnitVector>> = None;
+    for prior in [Prior::Training, Prior::Even] {
+        let surroundings = scene.surroundings(prior);
+        let gallery = (&retriever, &surroundings);
+        let mut all = Vec::new();
+        for setting in some_settings() {
+            let alone = Hybrid::without_locdiff(setting.radius_km, setting.scale, setting.fine_scale);
+            let found = locate(gallery, &scene.queries, &scene.images, &setting, voters(alone), None);
+            let found = found.expect("the inputs are valid");
+            let places = locate_alone(gallery, &scene.queries, voters(alone), None).expect("the inputs are valid");
+            for (image, (found, places)) in found.iter().zip(places).enumerate() {
+                let hybrid = found.hybrid.expect("there is always a voter");
+                assert!(may_win(&scene, image, &setting, prior, TOP, hybrid), "image {image}, {prior:?}, {setting}");
+                assert!(
+                    may_win(&scene, image, &alone, prior, TOP, found.consensus),
+                    "image {image}, {prior:?}, {alone}"
+                );
+                assert_eq!(places.consensus, found.consensus, "retrieval with consensus depends on LocDiff");
+                moved += u32::from(hybrid != found.consensus);
+                all.push(found.consensus);
             }
-            fallbacks += u32::from(answer.is_none());
-            let alone = Hybrid { mode: HybridMode::Aggregate, ..*setting };
-            let without_fusion = || answer_by_definition(&alone, image, &points, &logits);
-            fusions += u32::from(setting.mode == HybridMode::Fusion && answer != without_fusion());
         }
+        let before = answers_before.replace(all.clone()).unwrap_or_else(|| all.clone());
+        by_prior += before.iter().zip(&all).filter(|(one, other)| one != other).count();
     }
     assert!(
-        fallbacks > 50 && fusions > 20,
-        "only {fallbacks} answers had no candidate, and fusion changed only {fusions} answers; wanted over 50 and 20"
+        moved > 50 && by_prior > 10,
+        "LocDiff moved {moved} answers, and the prior {by_prior}; wanted over 50 and 10"
     );
 }
 
 #[test]
-fn hybrid_consensus_prefers_the_place_with_most_weight() {
-    let here = uniform_points(2, 0, 0, 1).expect("the counters are in range")[0];
-    let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("the displacement is finite");
-    // The point with the largest logit is far from all others. Three points with slightly lower logits are within 2 km
-    // of each other.
-    let points = [there(0.0, 150.0), there(180.0, 100.0), there(180.0, 101.0), there(180.0, 102.0)];
-    let image = ImageSamples { aggregate: here, samples: vec![here] };
-    let setting = |mode| Hybrid { mode, radius_km: 200.0, density_weight: 0.0, density_km: 25.0 };
-    let logits = [5.0, 4.8, 4.8, 4.8];
-    let answer = |mode| image.answer(&setting(mode), &points, &[0, 1, 2, 3], &logits);
-    assert_eq!(answer(HybridMode::Fusion), Some(0));
-    assert_eq!(answer(HybridMode::Consensus), Some(2));
-    assert_eq!(image.answer(&setting(HybridMode::Consensus), &points, &[], &[]), None);
+fn any_sample_chooses_the_most_similar_point_near_a_sample() {
+    let scene = Scene::new();
+    let retriever = Retriever::new(&scene.gallery, Device::Cpu, 2).expect("the gallery fits in memory");
+    let (points, mut fallbacks) = (scene.gallery.points(), 0);
+    for radius_km in [3.0, 30.0, 200.0] {
+        let setting = Hybrid { mode: HybridMode::AnySample, radius_km, ..some_settings()[0] };
+        let (surroundings, voters) = (Surroundings::default(), voters(some_settings()[0]));
+        let found = locate((&retriever, &surroundings), &scene.queries, &scene.images, &setting, voters, None);
+        for (image, found) in found.expect("the inputs are valid").iter().enumerate() {
+            let is_near = |at: &usize| {
+                scene.images[image].samples.iter().any(|sample| sample.distance(points[*at]).0 <= radius_km)
+            };
+            let logit = |at: &usize| scene.logits[image][*at];
+            let want = (0..points.len()).filter(is_near).max_by(|a, b| logit(a).total_cmp(&logit(b)).then(b.cmp(a)));
+            assert_eq!(found.hybrid, want.map(|at| points[at]), "image {image}, {radius_km} km");
+            fallbacks += u32::from(want.is_none());
+        }
+    }
+    assert!(fallbacks > 3, "only {fallbacks} photos had no point in range");
 }
 
 #[test]
 fn tuning_errors_equal_those_of_each_setting() {
-    let points = crowd(1, 1500);
-    let index = SphereIndex::new(points.clone());
-    let truths = crowd(2, 60);
-    for (at, (image, truth)) in images(60).iter().zip(&truths).enumerate() {
-        let logits: Vec<f32> =
-            uniform(200 + at as u64, points.len()).iter().map(|value| (12.0 * value) as f32).collect();
-        let of = |candidates: &[u32]| candidates.iter().map(|point| logits[*point as usize]).collect::<Vec<f32>>();
-        for grid in [some_settings(), Grid::default()] {
-            let all = grid.candidates(&index, image);
-            let errors = grid.errors_km(*truth, image, &points, &all, &of(&all));
-            for (setting, error) in grid.settings.iter().zip(errors) {
-                let candidates = image.candidates(setting, &index);
-                let answer = image.answer(setting, &points, &candidates, &of(&candidates));
-                let place = answer.map_or(image.aggregate, |point| points[point as usize]);
-                assert_eq!(error, truth.distance(place).0 as f32, "wrong error for image {at} with {setting}");
-            }
+    let scene = Scene::new();
+    let retriever = Retriever::new(&scene.gallery, Device::Cpu, 2).expect("the gallery fits in memory");
+    let surroundings = scene.surroundings(Prior::Even);
+    let (gallery, truths) = ((&retriever, &surroundings), crowd(2, scene.images.len()));
+    let mut trials = Trials::default();
+    // All settings of the default trials have the same radius.
+    trials.hybrid = trials.hybrid.into_iter().step_by(7).collect();
+    let errors =
+        try_settings(gallery, &scene.queries, &scene.images, &truths, &trials, voters(trials.consensus[0]), None);
+    let errors = errors.expect("the inputs are valid");
+    for (at, (consensus, setting)) in trials.consensus.iter().cycle().zip(&trials.hybrid).enumerate() {
+        let found = locate(gallery, &scene.queries, &scene.images, setting, voters(*consensus), None);
+        for ((found, truth), errors) in found.expect("the inputs are valid").iter().zip(&truths).zip(&errors) {
+            let km = |place: UnitVector| truth.distance(place).0 as f32;
+            assert_eq!(errors.settings_km[at], km(found.hybrid.expect("there is always a voter")), "{setting}");
+            assert_eq!(errors.consensus_km[at % trials.consensus.len()], km(found.consensus), "{consensus}");
         }
     }
+}
+
+#[test]
+fn region_with_the_most_weight_wins_the_first_round() {
+    let here = uniform_points(2, 0, 0, 1).expect("the counters are in range")[0];
+    let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("the displacement is finite");
+    // The point with the largest logit is far from all others. Three points with slightly lower logits are within 2 km
+    // of each other.
+    let points = vec![there(0.0, 5000.0), there(180.0, 100.0), there(180.0, 101.0), there(180.0, 102.0)];
+    let logits = [5.0, 4.8, 4.8, 4.8];
+    let best: Vec<(u32, f32)> = (0..).zip(logits).collect();
+    assert_eq!(locdiff::retrieval::knn_place(&points, &best), Some(2));
+    assert_eq!(locdiff::retrieval::knn_place(&points, &best[..1]), Some(0));
 }
 
 type TuneRow = (UnitVector, TuningErrors);
 
 fn row(truth: UnitVector, own_km: f32, retrieval_km: f32, errors_km: &[f32]) -> TuneRow {
-    let consensus_km = vec![retrieval_km; CONSENSUS_SCALES.len()];
+    let consensus_km = vec![retrieval_km; two_settings().consensus.len()];
     (truth, TuningErrors { own_km, retrieval_km, consensus_km, settings_km: errors_km.to_vec() })
 }
 
-fn two_settings() -> [Hybrid; 2] {
-    let setting = |radius_km| Hybrid { mode: HybridMode::Aggregate, radius_km, density_weight: 0.0, density_km: 1.0 };
-    [setting(10.0), setting(20.0)]
+/// Two settings of LocDiff-H, which differ in their radius, and four settings of retrieval with consensus.
+fn two_settings() -> Trials {
+    let setting = |radius_km| Hybrid::without_locdiff(radius_km, 1.0, 1.0);
+    Trials { consensus: [1.0, 2.0, 3.0, 4.0].map(setting).to_vec(), hybrid: vec![setting(10.0), setting(20.0)] }
 }
 
 #[test]
@@ -207,8 +309,8 @@ fn tuning_does_not_trade_one_scale_for_another() {
 }
 
 #[test]
-fn tuning_chooses_a_scale_and_compares_locdiff_h_with_consensus() {
-    // With the fourth scale, retrieval with consensus is within 25 km for half of the photos. The first setting has the
+fn tuning_chooses_a_consensus_and_compares_locdiff_h_with_it() {
+    // With the fourth setting, retrieval with consensus is within 25 km for half of the photos. The first setting has the
     // higher mean accuracy, but only the second setting is as good as consensus within 25 km.
     let places = uniform_points(6, 0, 0, 1000).expect("the counters are in range");
     let rows: Vec<TuneRow> = places
@@ -222,7 +324,7 @@ fn tuning_chooses_a_scale_and_compares_locdiff_h_with_consensus() {
         })
         .collect();
     let choice = choose(&two_settings(), &rows, &[25.0, 200.0, 2500.0], 5).expect("the rows are valid");
-    assert_eq!((choice.consensus_scale, choice.setting.radius_km), (CONSENSUS_SCALES[3], 20.0), "{choice:?}");
+    assert_eq!((choice.consensus.radius_km, choice.setting.radius_km), (4.0, 20.0), "{choice:?}");
     assert_eq!(choice.consensus_percent, [50.0; 3]);
 }
 
@@ -265,8 +367,9 @@ fn tuning_refuses_invalid_rows_and_settings() {
     assert!(refused(&[row(place, 1.0, 1.0, &[1.0, 1.0])], 1).contains("1 folds"));
     assert!(refused(&[row(place, 1.0, 1.0, &[1.0])], 5).contains("row 0 has 1 errors, wanted one for each of 2"));
     assert!(refused(&[row(place, 1.0, f32::NAN, &[1.0, 1.0])], 5).contains("NaN"));
-    let none = choose(&[], &[row(place, 1.0, 1.0, &[])], &THRESHOLDS, 5).expect_err("the input is invalid");
-    assert!(none.to_string().contains("0 settings"), "{none}");
+    let nothing = Trials { hybrid: Vec::new(), ..two_settings() };
+    let none = choose(&nothing, &[row(place, 1.0, 1.0, &[])], &THRESHOLDS, 5).expect_err("the input is invalid");
+    assert!(none.to_string().contains("4 and 0 settings"), "{none}");
     let one =
         choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("the rows are valid");
     assert_eq!(one.held_out_percent, None, "held-out rows were scored, although all rows are in one fold");

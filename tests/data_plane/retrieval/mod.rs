@@ -11,8 +11,8 @@ use arrow_array::{ArrayRef, Float64Array, ListArray, RecordBatch};
 use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
 use locdiff::infer::retrieval_data;
 use locdiff::retrieval::{
-    DataFacts, DataHead, Exclusion, Gallery, Grid, Hybrid, ImageSamples, QueryHead, RetrievalError, Retriever, Scored,
-    Voters, check_head, knn_place, locate, locate_alone, try_settings,
+    DataFacts, DataHead, Exclusion, Gallery, Hybrid, ImageSamples, QueryHead, RetrievalError, Retriever, Scored,
+    Surroundings, Voters, check_head, knn_place, locate, try_settings,
 };
 use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
@@ -20,6 +20,7 @@ use locdiff_core::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsCon
 use locdiff_core::exit_code::HasExitCode;
 use locdiff_core::geo::{Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, Stream};
+use locdiff_core::tuning::Trials;
 use parquet::arrow::ArrowWriter;
 use tch::{Device, Kind, Tensor};
 
@@ -27,7 +28,9 @@ use crate::geoclip::support::folder;
 
 const WIDTH: usize = 24;
 /// Retrieval without a vote.
-const PLAIN: Voters = Voters { neighbours: 1, consensus: 1, scale: 1.0 };
+fn plain() -> Voters {
+    Voters { neighbours: 1, points: 1, consensus: Hybrid::without_locdiff(1.0, 1.0, 1.0) }
+}
 
 fn normals(seed: u64, shape: &[i64]) -> Tensor {
     let count = shape.iter().product::<i64>() as usize;
@@ -118,55 +121,30 @@ fn excluded_points_are_never_found() {
         left.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         assert_eq!(scored.best, left[..3], "image {image}");
     }
-    let images: Vec<ImageSamples> =
-        truths.iter().map(|truth| ImageSamples { aggregate: *truth, samples: vec![*truth] }).collect();
-    let hybrid = |radius_km| Hybrid { mode: HybridMode::Consensus, radius_km, density_weight: 1.0, density_km: 100.0 };
+    let images: Vec<ImageSamples> = truths
+        .iter()
+        .map(|truth| ImageSamples { aggregate: *truth, samples: vec![*truth], expected: Vec::new() })
+        .collect();
+    let hybrid = |radius_km| Hybrid { mode: HybridMode::AnySample, ..Hybrid::without_locdiff(radius_km, 1.0, 1.0) };
+    let surroundings = Surroundings::default();
+    let gallery = (&retriever, &surroundings);
     for (radius_km, is_found) in [(2999.0, false), (4000.0, true)] {
-        let found = locate(&retriever, &queries, &images, &hybrid(radius_km), PLAIN, Some(excluded));
+        let found = locate(gallery, &queries, &images, &hybrid(radius_km), plain(), Some(excluded));
         for (found, truth) in found.expect("the inputs are valid").iter().zip(&truths) {
             assert!(found.retrieval.distance(*truth) > Km(3000.0), "retrieval found a point that was left out");
             assert_eq!(found.hybrid.map(|place| place.distance(*truth) > Km(3000.0)), is_found.then_some(true));
         }
-        let grid = Grid { settings: vec![hybrid(radius_km)] };
-        let errors = try_settings(&retriever, &queries, &images, &truths, &grid, PLAIN, Some(excluded.radius));
+        let setting = Hybrid { density_weight: 1.0, ..Hybrid::without_locdiff(radius_km, 1.0, 1.0) };
+        let trials = Trials { consensus: vec![plain().consensus], hybrid: vec![setting] };
+        let errors = try_settings(gallery, &queries, &images, &truths, &trials, plain(), Some(excluded.radius));
         for errors in errors.expect("the inputs are valid") {
-            assert!(errors.retrieval_km > 3000.0 && (errors.settings_km[0] > 3000.0) == is_found, "{errors:?}");
+            let all = [errors.retrieval_km, errors.consensus_km[0], errors.settings_km[0]];
+            assert!(all.iter().all(|km| *km > 3000.0), "{errors:?}");
         }
     }
     let all = Exclusion { radius: Km(21_000.0), ..excluded };
-    let error = locate(&retriever, &queries, &images, &hybrid(10.0), PLAIN, Some(all)).expect_err("no points are left");
+    let error = locate(gallery, &queries, &images, &hybrid(10.0), plain(), Some(all)).expect_err("no points are left");
     assert!(matches!(error, RetrievalError::AllExcluded { row: 0, .. }), "{error}");
-}
-
-#[test]
-fn consensus_is_the_voter_with_the_most_votes() {
-    let (gallery, images) = (gallery(3000), 40);
-    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(5, &[images, 1, WIDTH as i64]));
-    let queries = queries.expect("the embeddings are valid");
-    let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("the gallery fits in memory");
-    let (nothing, points) = (vec![Vec::new(); images as usize], gallery.points());
-    let scored = retriever.score(&queries, &nothing, 60, None).expect("the inputs are valid");
-    let mut differ = 0;
-    for scale in [0.1, 0.5, 3.0] {
-        let voters = Voters { neighbours: 1, consensus: 60, scale };
-        let found = locate_alone(&retriever, &queries, voters, None).expect("the inputs are valid");
-        for (found, scored) in found.iter().zip(&scored) {
-            let weight = |logit: f32| (scale * f64::from(logit - scored.best[0].1)).exp();
-            let votes = |candidate: &(u32, f32)| -> f64 {
-                let vote = |(voter, logit): &(u32, f32)| {
-                    let km = points[*voter as usize].distance(points[candidate.0 as usize]).0;
-                    weight(*logit) * [1.0, 25.0, 200.0, 750.0].map(|width| (-km / width).exp()).iter().sum::<f64>()
-                };
-                scored.best.iter().filter(|(_, logit)| weight(*logit) >= (-9.0_f64).exp()).map(vote).sum()
-            };
-            let candidates = scored.best.iter().filter(|(_, logit)| weight(*logit) >= (-9.0_f64).exp());
-            let winner = candidates.max_by(|a, b| votes(a).total_cmp(&votes(b))).expect("every photo has a best point");
-            assert_eq!(found.consensus, points[winner.0 as usize], "scale {scale}");
-            assert_eq!(found.retrieval, points[scored.best[0].0 as usize]);
-            differ += usize::from(found.consensus != found.retrieval);
-        }
-    }
-    assert!(differ > 4, "only {differ} of {} answers differ from plain retrieval", 3 * images);
 }
 
 #[test]
@@ -253,10 +231,15 @@ fn retrieval_among_training_photos_weighs_all_given_neighbours() {
     let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(1, &[4, 1, 8])).expect("the embeddings are valid");
     let images: Vec<ImageSamples> = places
         .iter()
-        .map(|place| ImageSamples { aggregate: place.antipode(), samples: vec![place.antipode()] })
+        .map(|place| ImageSamples {
+            aggregate: place.antipode(),
+            samples: vec![place.antipode()],
+            expected: Vec::new(),
+        })
         .collect();
-    let hybrid = Hybrid { mode: HybridMode::Aggregate, radius_km: 1.0, density_weight: 0.0, density_km: 1.0 };
-    let located = locate(&retriever, &queries, &images, &hybrid, PLAIN, None).expect("the inputs are valid");
+    let hybrid = Hybrid { mode: HybridMode::AnySample, ..Hybrid::without_locdiff(1.0, 1.0, 1.0) };
+    let gallery = (&retriever, &Surroundings::default());
+    let located = locate(gallery, &queries, &images, &hybrid, plain(), None).expect("the inputs are valid");
     for (located, place) in located.iter().zip(&places) {
         assert_eq!(located.retrieval, *place, "a photo did not retrieve itself");
         assert_eq!(

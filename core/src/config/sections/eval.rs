@@ -109,6 +109,17 @@ pub enum DecodeAnchors {
     Gallery,
 }
 
+/// Where the photos to locate are expected to be from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Prior {
+    /// From the same places as the training photos and the gallery, which are mostly cities and sights.
+    Training,
+    /// From all places on the ground that the gallery covers, about equally.
+    Even,
+}
+
 section! {
     /// Sampling, decoding and scoring.
     pub struct EvalConfig {
@@ -141,6 +152,8 @@ section! {
         /// training photos, if retrieval.head = "knn"). 0: none are ignored. LocDiff's own answers are not affected,
         /// even with anchors = "gallery".
         pub exclude_km: f64 = 0.0,
+        /// Where the photos are expected to be from. LocDiff-H and retrieval with consensus use it.
+        pub prior: Prior = Prior::Training,
         /// Steps between quick evaluations on `shards.validation` during training; 0: none.
         pub every: u64 = 1000,
         /// Number of rows in a quick evaluation, from the start of the validation data.

@@ -37,20 +37,18 @@ impl RetrievalHead {
     }
 }
 
-/// Which gallery points LocDiff-H considers, and how it chooses one.
+/// How LocDiff-H chooses a gallery point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum HybridMode {
     /// Of the points within the radius of any sample, the point most similar to the photo wins. The paper's method.
     AnySample,
-    /// Of the points within the radius of LocDiff's answer, the point most similar to the photo wins.
-    Aggregate,
-    /// Of the points within the radius of LocDiff's answer, the point with the highest score wins. The score is the
-    /// similarity plus the weighted log density of the samples.
-    Fusion,
-    /// Considers the same points as "fusion". The points with the highest scores vote for each other, more strongly if
-    /// they are close, and the point with the most votes wins.
+    /// The most similar points, and the points near LocDiff's answer, vote in two rounds. The first round finds the
+    /// region, and the second round finds the point in this region. The vote of a point has more weight if the point is
+    /// similar to the photo, and if LocDiff considers it likely.
+    // Runs that were made before there was a second round have one of the other two names.
+    #[serde(alias = "aggregate", alias = "fusion")]
     Consensus,
 }
 
@@ -62,25 +60,35 @@ section! {
         /// CSV, Parquet or .npy file of gallery points. "": the 100,000 points of GeoCLIP, or the locations of the
         /// training photos if head = "knn".
         pub gallery: String = String::new(),
-        /// Search radius, km.
-        pub radius_km: f64 = 200.0,
         /// How a stored embedding becomes a query.
         pub head: RetrievalHead = RetrievalHead::Auto,
         /// With head = "trained" or "auto": folder of a run or checkpoint that was trained with train.method =
         /// "geoclip". A name without a slash is a run in `checkpoint.dir`.
         pub run: String = String::new(),
-        /// Which gallery points LocDiff-H considers, and how it chooses one.
-        pub mode: HybridMode = HybridMode::Fusion,
-        /// Weight of the samples' log density in the score of "fusion" and "consensus".
-        pub density_weight: f64 = 3.0,
-        /// Width of the kernel with which the density of the samples is estimated, km.
+        /// How LocDiff-H chooses a gallery point.
+        pub mode: HybridMode = HybridMode::Consensus,
+        /// mode = "any-sample": search radius around each sample. mode = "consensus": radius of the second round around
+        /// the winner of the first round, also for retrieval with consensus. In km.
+        pub radius_km: f64 = 100.0,
+        /// First round of LocDiff-H: factor that multiplies the similarities. The smaller it is, the more points have a
+        /// say.
+        pub scale: f64 = 1.0,
+        /// First round of LocDiff-H: weight of the log density that LocDiff predicts before it draws samples.
+        pub density_weight: f64 = 1.0,
+        /// First round of LocDiff-H: weight of the log density of LocDiff's samples.
+        pub samples_weight: f64 = 0.0,
+        /// Second round of LocDiff-H: factor that multiplies the similarities.
+        pub fine_scale: f64 = 2.0,
+        /// Second round of LocDiff-H: weight of the log density of LocDiff's samples.
+        pub fine_samples_weight: f64 = 0.0,
+        /// Second round of LocDiff-H: width of the kernel with which the density of the samples is estimated, km.
         pub density_km: f64 = 25.0,
-        /// For retrieval with consensus, a row of its own in the table: number of most similar gallery points that vote
-        /// on the answer.
+        /// Number of most similar gallery points that vote, in LocDiff-H and in retrieval with consensus.
         pub consensus_points: u32 = 1000,
-        /// For retrieval with consensus: factor that multiplies the similarities in the vote. The smaller it is, the
-        /// more points have a say.
-        pub consensus_scale: f64 = 0.5,
+        /// Retrieval with consensus: factor that multiplies the similarities in the first round.
+        pub consensus_scale: f64 = 1.0,
+        /// Retrieval with consensus: factor that multiplies the similarities in the second round.
+        pub consensus_fine_scale: f64 = 2.0,
         /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo is the
         /// answer. More: the photos vote on the answer, as the gallery points do in mode = "consensus".
         pub knn_neighbours: u32 = 1,
@@ -123,10 +131,15 @@ impl RetrievalConfig {
             );
         }
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
+        checker.positive("retrieval.scale", self.scale);
         checker.not_negative("retrieval.density_weight", self.density_weight);
+        checker.not_negative("retrieval.samples_weight", self.samples_weight);
+        checker.positive("retrieval.fine_scale", self.fine_scale);
+        checker.not_negative("retrieval.fine_samples_weight", self.fine_samples_weight);
         checker.positive("retrieval.density_km", self.density_km);
         checker.within("retrieval.consensus_points", self.consensus_points, 1..=2000);
         checker.positive("retrieval.consensus_scale", self.consensus_scale);
+        checker.positive("retrieval.consensus_fine_scale", self.consensus_fine_scale);
         checker.within("retrieval.knn_neighbours", self.knn_neighbours, 1..=1024);
         checker.positive("retrieval.knn_scale", self.knn_scale);
     }

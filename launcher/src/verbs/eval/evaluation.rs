@@ -12,7 +12,7 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
-use locdiff_core::tuning::{self, choose};
+use locdiff_core::tuning::{Trials, choose};
 use serde_json::{Value, json};
 
 use super::files::{EvalFolder, TunedSetting};
@@ -117,12 +117,12 @@ impl Evaluation<'_> {
         let (gather, summary) = self.locate(&config.shards.validation, hybrid, true)?;
         let (rows, thresholds_km) = (gather.tuning()?, config.eval.thresholds_km.clone());
         let chosen = self.supervisor.compute(move || {
-            Ok(choose(&tuning::settings(), &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?)
+            Ok(choose(&Trials::default(), &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?)
         })?;
-        let (head, setting, consensus_scale) =
-            (summary.head.unwrap_or(config.retrieval.head), chosen.setting, chosen.consensus_scale);
+        let (head, setting) = (summary.head.unwrap_or(config.retrieval.head), chosen.setting);
+        let (consensus_scale, consensus_fine_scale) = (chosen.consensus.scale, chosen.consensus.fine_scale);
         let run = if head == RetrievalHead::Trained { config.retrieval.run.clone() } else { String::new() };
-        let tuned = TunedSetting { head, run, consensus_scale, setting };
+        let tuned = TunedSetting { head, run, consensus_scale, consensus_fine_scale, setting };
         self.resolved.config.retrieval.head = tuned.head;
         apply_setting(&tuned, &mut self.resolved);
         let origin = format!(
@@ -145,7 +145,7 @@ impl Evaluation<'_> {
         self.output.print(&format!("settings in {}:{}", path.display(), values.concat()));
         let mut choice = json!(chosen);
         choice["words"] = json!(chosen.setting.to_string());
-        choice["settings_tried"] = json!(tuning::settings().len());
+        choice["settings_tried"] = json!(Trials::default().hybrid.len());
         Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": choice }))
     }
 
@@ -227,15 +227,28 @@ fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Resul
 /// Writes the chosen settings to the configuration, except for fields that `--set` sets.
 fn apply_setting(tuned: &TunedSetting, resolved: &mut Resolved) {
     let setting = tuned.setting;
-    let is_free = |field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set);
-    let free = ["mode", "radius_km", "density_weight", "density_km", "consensus_scale"].map(is_free);
-    let config: &mut RetrievalConfig = &mut resolved.config.retrieval;
-    let choose = |field: usize, tuned: f64, own: f64| if free[field] { tuned } else { own };
-    config.mode = if free[0] { setting.mode } else { config.mode };
-    config.radius_km = choose(1, setting.radius_km, config.radius_km);
-    config.density_weight = choose(2, setting.density_weight, config.density_weight);
-    config.density_km = choose(3, setting.density_km, config.density_km);
-    config.consensus_scale = choose(4, tuned.consensus_scale, config.consensus_scale);
+    let is_free =
+        |resolved: &Resolved, field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set);
+    if is_free(resolved, "mode") {
+        resolved.config.retrieval.mode = setting.mode;
+    }
+    type Field = fn(&mut RetrievalConfig) -> &mut f64;
+    let fields: [(&str, f64, Field); 9] = [
+        ("radius_km", setting.radius_km, |config| &mut config.radius_km),
+        ("scale", setting.scale, |config| &mut config.scale),
+        ("density_weight", setting.density_weight, |config| &mut config.density_weight),
+        ("samples_weight", setting.samples_weight, |config| &mut config.samples_weight),
+        ("fine_scale", setting.fine_scale, |config| &mut config.fine_scale),
+        ("fine_samples_weight", setting.fine_samples_weight, |config| &mut config.fine_samples_weight),
+        ("density_km", setting.density_km, |config| &mut config.density_km),
+        ("consensus_scale", tuned.consensus_scale, |config| &mut config.consensus_scale),
+        ("consensus_fine_scale", tuned.consensus_fine_scale, |config| &mut config.consensus_fine_scale),
+    ];
+    for (name, value, field) in fields {
+        if is_free(resolved, name) {
+            *field(&mut resolved.config.retrieval) = value;
+        }
+    }
 }
 
 /// `eval.after_train`: evaluates a trained run with the data that exists. Without test shards, logs a warning and

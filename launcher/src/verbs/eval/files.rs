@@ -42,8 +42,9 @@ pub(super) struct TunedSetting {
     /// With a trained head, the run that trained it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) run: String,
-    /// Factor that multiplies the similarities in retrieval with consensus.
+    /// Factors that multiply the similarities in the two rounds of retrieval with consensus.
     pub(super) consensus_scale: f64,
+    pub(super) consensus_fine_scale: f64,
     #[serde(flatten)]
     pub(super) setting: Hybrid,
 }

@@ -1,0 +1,328 @@
+//! The vote of LocDiff-H and of retrieval with consensus.
+//!
+//! The voters are the gallery points that are most similar to the photo and, for LocDiff-H, the points near LocDiff's
+//! answer. They vote in two rounds. In each round, voter j has the weight exp(s_j), and the winner is the voter i with
+//! the largest sum of votes Σ_j exp(s_j) Σ_w exp(-d_ij / w). Here d_ij is the distance between the two voters, and w
+//! runs over the widths of the round. If exp(s) is proportional to the probability of each point, the winner is the
+//! point that is expected to be close to the truth on these scales.
+//!
+//! | round  | voters                                 | score s                                                | w, km      |
+//! |--------|----------------------------------------|--------------------------------------------------------|------------|
+//! | first  | all                                    | `scale` · logit + `density_weight` · log p + `samples_weight` · log q + log f | 200, 750   |
+//! | second | those within the radius of the winner  | `fine_scale` · logit + `fine_samples_weight` · log q   | 1, 25, 200 |
+//!
+//! p is the density that LocDiff predicts from the photo before it draws samples, relative to the density of a place
+//! that is known exactly. It finds regions better than a few samples do. A network that has seen no photo of an area
+//! also predicts no photo there, so p is smoothed at points that are far from every training photo; the maximum of the
+//! smoothing kernel is 1. f is the factor of the point under `eval.prior` ([`Surroundings`]). q = ε + mean_k exp(-d_k / h)
+//! is the density of LocDiff's samples, where d_k is the distance to sample k. The width h is 250 km in the first round,
+//! or the width over which p is smoothed if that is larger, and `density_km` in the second round.
+//!
+//! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
+
+use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2, first_best};
+use super::surroundings::{SMOOTHED_KM, Surroundings};
+use crate::shdd::Basis;
+
+/// A point votes only if its weight is at least e⁻⁹ times the largest weight.
+const DEPTH: f64 = 9.0;
+/// Of the points near LocDiff's answer, those with the largest logits vote, at most this many.
+const NEAR_POINTS: usize = 500;
+/// Kernel widths of the first round, km.
+const REGION_KM: [f64; 2] = [200.0, 750.0];
+/// Kernel widths of the second round, km.
+const PLACE_KM: [f64; 3] = [1.0, 25.0, 200.0];
+/// The least value of the density p, and ε in the density q.
+const DENSITY_MIN: f64 = 0.002;
+/// Least width h of the kernel of the density q in the first round, km.
+const REGION_SAMPLES_KM: f64 = 250.0;
+/// Number of points whose harmonics are computed at once.
+const POINTS_AT_ONCE: usize = 64;
+
+/// The voters of one photo.
+pub(super) struct Pool<'a> {
+    image: Option<&'a ImageSamples>,
+    /// The gallery points.
+    ids: Vec<u32>,
+    vectors: Vec<UnitVector>,
+    logits: Vec<f64>,
+    log_factors: Vec<f64>,
+    /// Logarithms of the densities p and q of the first round at each point; 0 without LocDiff.
+    log_densities: Vec<[f64; 2]>,
+    /// Number of points that are among the most similar. They come first. Without LocDiff, only these points vote.
+    similar: usize,
+    /// How close each point is to each other point in the first round, row by row.
+    closeness: Vec<f32>,
+    /// Winners of the rounds that were asked for so far. Many settings share a round.
+    first_winners: BTreeMap<(usize, [u64; 3]), usize>,
+    second_winners: BTreeMap<([usize; 2], [u64; 4]), usize>,
+}
+
+impl<'a> Pool<'a> {
+    /// The voters of a photo. `best` lists the most similar points with their logits. `near` lists the points near
+    /// LocDiff's answer with their logits. Both are ignored beyond the first occurrence of a point. `image` is `None` if
+    /// only retrieval is asked for.
+    pub(super) fn new(
+        (points, surroundings): (&[UnitVector], &Surroundings),
+        best: &[(u32, f32)],
+        near: &[(u32, f32)],
+        image: Option<&'a ImageSamples>,
+    ) -> Self {
+        let known: std::collections::HashSet<u32> = best.iter().map(|(id, _)| *id).collect();
+        let mut near: Vec<(u32, f32)> = near.iter().copied().filter(|(id, _)| !known.contains(id)).collect();
+        near.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        near.truncate(NEAR_POINTS);
+        let (ids, logits): (Vec<u32>, Vec<f64>) =
+            best.iter().chain(&near).map(|(id, logit)| (*id, f64::from(*logit))).unzip();
+        let vectors: Vec<UnitVector> = ids.iter().map(|id| points[*id as usize]).collect();
+        let levels: Vec<usize> = ids.iter().map(|id| surroundings.level(*id)).collect();
+        Self {
+            log_densities: image
+                .map_or_else(|| vec![[0.0; 2]; ids.len()], |image| region_densities(image, &vectors, &levels)),
+            log_factors: ids.iter().map(|id| surroundings.log_factor(*id)).collect(),
+            closeness: closeness_matrix(&vectors),
+            similar: best.len(),
+            first_winners: BTreeMap::new(),
+            second_winners: BTreeMap::new(),
+            image,
+            ids,
+            vectors,
+            logits,
+        }
+    }
+
+    /// The winner of both rounds. `None` if there are no voters.
+    pub(super) fn answer(&mut self, setting: &Hybrid) -> Option<u32> {
+        if self.similar == 0 {
+            return None;
+        }
+        let voters = self.voters(setting);
+        let weights = [setting.scale, setting.density_weight, setting.samples_weight];
+        let key = (voters, weights.map(f64::to_bits));
+        let region = match self.first_winners.get(&key) {
+            Some(winner) => *winner,
+            None => self.first_round(setting),
+        };
+        self.first_winners.insert(key, region);
+        let fine = [setting.radius_km, setting.fine_scale, setting.fine_samples_weight, setting.density_km];
+        let key = ([voters, region], fine.map(f64::to_bits));
+        let winner = match self.second_winners.get(&key) {
+            Some(winner) => *winner,
+            None => self.second_round(setting, region),
+        };
+        self.second_winners.insert(key, winner);
+        Some(self.ids[winner])
+    }
+
+    /// Number of points that vote.
+    fn voters(&self, setting: &Hybrid) -> usize {
+        if setting.is_without_locdiff() { self.similar } else { self.ids.len() }
+    }
+
+    fn first_round(&self, setting: &Hybrid) -> usize {
+        let score = |at: usize| {
+            let [predicted, of_samples] = self.log_densities[at];
+            let locdiff = setting.density_weight * predicted + setting.samples_weight * of_samples;
+            setting.scale * self.logits[at] + locdiff + self.log_factors[at]
+        };
+        let scores: Vec<f64> = (0..self.voters(setting)).map(score).collect();
+        let weights = weights(&scores);
+        let (all, count) = (self.ids.len(), weights.len());
+        let votes = |at: usize| {
+            if weights[at] == 0.0 {
+                return 0.0;
+            }
+            // Eight sums at once, which the compiler turns into vector instructions.
+            let (mut sums, row) = ([0.0_f32; 8], &self.closeness[at * all..at * all + count]);
+            for (close, weight) in row.chunks(8).zip(weights.chunks(8)) {
+                sums.iter_mut().zip(close.iter().zip(weight)).for_each(|(sum, (close, weight))| *sum += close * weight);
+            }
+            sums.iter().map(|sum| f64::from(*sum)).sum()
+        };
+        first_best(&(0..count).map(votes).collect::<Vec<f64>>()).unwrap_or(0)
+    }
+
+    fn second_round(&self, setting: &Hybrid, region: usize) -> usize {
+        let is_near = |at: &usize| chord_km(self.vectors[region], self.vectors[*at]) <= setting.radius_km;
+        let near: Vec<usize> = (0..self.voters(setting)).filter(is_near).collect();
+        let score = |at: &usize| {
+            let of_samples = match self.image {
+                Some(image) if setting.fine_samples_weight > 0.0 => {
+                    setting.fine_samples_weight * log_sample_density(image, self.vectors[*at], setting.density_km)
+                }
+                _ => 0.0,
+            };
+            setting.fine_scale * self.logits[*at] + of_samples
+        };
+        let weights = weights(&near.iter().map(score).collect::<Vec<f64>>());
+        let table = ClosenessTable::of_places();
+        let votes = |one: usize| -> f64 {
+            if weights[one] == 0.0 {
+                return 0.0;
+            }
+            let vote = |(other, weight): (&usize, &f32)| {
+                let close = table.at(chord2(self.vectors[near[one]], self.vectors[*other]) as f32);
+                f64::from(*weight) * f64::from(close)
+            };
+            near.iter().zip(&weights).filter(|(_, weight)| **weight > 0.0).map(vote).sum()
+        };
+        first_best(&(0..near.len()).map(votes).collect::<Vec<f64>>()).map_or(region, |place| near[place])
+    }
+}
+
+/// exp(s) of each score, divided by the largest. Weights below e⁻⁹ become 0.
+fn weights(scores: &[f64]) -> Vec<f32> {
+    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weight = |score: &f64| if *score < highest - DEPTH { 0.0 } else { (score - highest).exp() as f32 };
+    scores.iter().map(weight).collect()
+}
+
+/// log p and log q in the first round, at each point. `levels` says how far the densities are smoothed at each point.
+fn region_densities(image: &ImageSamples, points: &[UnitVector], levels: &[usize]) -> Vec<[f64; 2]> {
+    let predicted = log_densities(image, points, levels);
+    let of_point = |(predicted, (point, level)): (f64, (&UnitVector, &usize))| {
+        [predicted, log_sample_density(image, *point, SMOOTHED_KM[*level].max(REGION_SAMPLES_KM))]
+    };
+    predicted.into_iter().zip(points.iter().zip(levels)).map(of_point).collect()
+}
+
+/// log p at each point. `levels` says how far the density is smoothed at each point.
+fn log_densities(image: &ImageSamples, points: &[UnitVector], levels: &[usize]) -> Vec<f64> {
+    let degree = ((image.expected.len() as f64).sqrt().round() as u32).saturating_sub(1);
+    let Ok(basis) = Basis::new(degree) else { return vec![0.0; points.len()] };
+    if image.expected.len() != basis.dims() {
+        return vec![0.0; points.len()];
+    }
+    let codes: Vec<Vec<f64>> = SMOOTHED_KM.iter().map(|km| smoothed(&image.expected, degree, *km)).collect();
+    let (points, levels) = (points.chunks(POINTS_AT_ONCE), levels.chunks(POINTS_AT_ONCE));
+    let of_chunk = |(points, levels): (&[UnitVector], &[usize])| {
+        let harmonics = basis.encode_f64(points);
+        let value = |(values, level): (&[f64], &usize)| {
+            let density: f64 = values.iter().zip(&codes[*level]).map(|(value, coefficient)| value * coefficient).sum();
+            density.max(DENSITY_MIN).ln()
+        };
+        harmonics.chunks_exact(basis.dims()).zip(levels).map(value).collect::<Vec<f64>>()
+    };
+    points.zip(levels).flat_map(of_chunk).collect()
+}
+
+/// The code of a density that is smoothed over `km`. The density of an exactly known place is 1 at this place, however
+/// far it is smoothed.
+fn smoothed(code: &[f32], degree: u32, km: f64) -> Vec<f64> {
+    let width = km / EARTH_RADIUS_KM;
+    let factor = |l: u32| (-f64::from(l * (l + 1)) * width * width / 2.0).exp();
+    let highest: f64 = (0..=degree).map(|l| f64::from(2 * l + 1) / (4.0 * std::f64::consts::PI) * factor(l)).sum();
+    let of_degree = |l: u32| std::iter::repeat_n(factor(l) / highest, 2 * l as usize + 1);
+    code.iter().zip((0..=degree).flat_map(of_degree)).map(|(value, factor)| f64::from(*value) * factor).collect()
+}
+
+/// log q at a point, for a kernel of width `width_km`.
+fn log_sample_density(image: &ImageSamples, point: UnitVector, width_km: f64) -> f64 {
+    let term = |sample: &UnitVector| (-chord_km(point, *sample) / width_km).exp();
+    let mean = image.samples.iter().map(term).sum::<f64>() / image.samples.len().max(1) as f64;
+    (DENSITY_MIN + mean).ln()
+}
+
+/// How close each point is to each other point in the first round, row by row.
+fn closeness_matrix(vectors: &[UnitVector]) -> Vec<f32> {
+    let (count, table) = (vectors.len(), ClosenessTable::of_regions());
+    let mut closeness = vec![table.at(0.0); count * count];
+    for (one, here) in vectors.iter().enumerate() {
+        for (other, there) in vectors.iter().enumerate().skip(one + 1) {
+            let close = table.at(chord2(*here, *there) as f32);
+            (closeness[one * count + other], closeness[other * count + one]) = (close, close);
+        }
+    }
+    closeness
+}
+
+/// Σ_w exp(-d / w) over the widths of a round, as a function of the squared chord, by linear interpolation. A photo can
+/// have more than a million pairs of voters, and the table is ten times as fast as exponentials.
+struct ClosenessTable(Vec<f32>);
+
+impl ClosenessTable {
+    /// The smallest squared chord in the table, 2⁻⁴⁰, belongs to a distance of 6 m.
+    const FIRST: f32 = 9.094_947e-13;
+    /// Number of low bits of an f32 between two entries: each power of two has 256 entries.
+    const STEP_BITS: u32 = 15;
+
+    fn of_regions() -> &'static Self {
+        static TABLE: OnceLock<ClosenessTable> = OnceLock::new();
+        TABLE.get_or_init(|| Self::new(&REGION_KM))
+    }
+
+    fn of_places() -> &'static Self {
+        static TABLE: OnceLock<ClosenessTable> = OnceLock::new();
+        TABLE.get_or_init(|| Self::new(&PLACE_KM))
+    }
+
+    fn new(widths_km: &[f64]) -> Self {
+        let last = (4.1_f32.to_bits() - Self::FIRST.to_bits()) >> Self::STEP_BITS;
+        let entry = |index: u32| {
+            let square = f64::from(f32::from_bits(Self::FIRST.to_bits() + (index << Self::STEP_BITS)));
+            let half = (0.5 * square.sqrt()).min(1.0);
+            closeness(2.0 * EARTH_RADIUS_KM * half.asin(), widths_km) as f32
+        };
+        Self((0..=last + 1).map(entry).collect())
+    }
+
+    /// The closeness of two points whose chord has the squared length `square`, in squared Earth radii.
+    fn at(&self, square: f32) -> f32 {
+        let bits = square.clamp(Self::FIRST, 4.0).to_bits() - Self::FIRST.to_bits();
+        let (index, rest) = ((bits >> Self::STEP_BITS) as usize, bits & ((1 << Self::STEP_BITS) - 1));
+        let part = rest as f32 / (1_u32 << Self::STEP_BITS) as f32;
+        self.0[index] + part * (self.0[index + 1] - self.0[index])
+    }
+}
+
+fn closeness(distance_km: f64, widths_km: &[f64]) -> f64 {
+    widths_km.iter().map(|width_km| (-distance_km / width_km).exp()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use locdiff_core::geo::{Degrees, Km, fibonacci_grid};
+
+    use super::*;
+
+    #[test]
+    fn closeness_table_is_close_to_the_formula() {
+        for (table, widths_km) in
+            [(ClosenessTable::of_regions(), &REGION_KM[..]), (ClosenessTable::of_places(), &PLACE_KM[..])]
+        {
+            for step in 0..4000 {
+                let distance_km = 0.001 * (20_015_000.0_f64).powf(f64::from(step) / 4000.0);
+                let square = (2.0 * (0.5 * distance_km / EARTH_RADIUS_KM).sin()).powi(2);
+                let (got, want) = (f64::from(table.at(square as f32)), closeness(distance_km, widths_km));
+                assert!(
+                    (got - want).abs() < 0.01 || (distance_km > 0.01 && (got - want).abs() < 2e-5),
+                    "{distance_km} km: {got}, wanted {want}"
+                );
+            }
+        }
+    }
+
+    /// The density of an exactly known place is 1 at this place at every width, and wider kernels reach farther.
+    #[test]
+    fn smoothed_density_is_one_at_a_known_place() {
+        let (degree, place) = (23, fibonacci_grid(7)[3]);
+        let basis = Basis::new(degree).expect("the degree is valid");
+        let expected = basis.encode_f64(&[place]).iter().map(|value| *value as f32).collect();
+        let image = ImageSamples { aggregate: place, samples: vec![place], expected };
+        let far = place.displace(Degrees(40.0), Km(1000.0)).expect("the displacement is finite");
+        let mut last = f64::NEG_INFINITY;
+        for level in 0..SMOOTHED_KM.len() {
+            let found = log_densities(&image, &[place, far], &[level, level]);
+            assert!(found[0].abs() < 1e-5, "level {level}: {found:?}");
+            if level > 1 {
+                assert!(found[1] > last, "level {level}: {found:?}, wanted more than {last}");
+            }
+            last = found[1];
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What LocDiff-H and retrieval with consensus know about the surroundings of each gallery point: how much its vote
+//! counts under `eval.prior`, and how far away the nearest training photo is.
+
+use locdiff_core::config::Prior;
+use locdiff_core::geo::{Km, SphereIndex};
+
+use crate::shdd::decode::in_parallel;
+
+/// The density of a gallery is the number of its points within this distance.
+const DENSITY_KM: f64 = 100.0;
+/// With `eval.prior = "even"`, votes are multiplied by the density of the gallery to the power of minus this number.
+/// With 1, all ground would have the same weight, and photos from cities would be lost; 0.5 was best on validation
+/// photos (docs/experiments/world-2.md).
+const EVEN_POWER: f64 = 0.5;
+/// LocDiff's density is smoothed over this many times the distance to the nearest training photo.
+const SMOOTHING: f32 = 15.0;
+/// The widths over which LocDiff's density can be smoothed, km. The first means that it is not smoothed.
+pub(super) const SMOOTHED_KM: [f64; 4] = [0.0, 150.0, 300.0, 600.0];
+
+/// The surroundings of all points of a gallery.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// Logarithm of the factor that multiplies the vote of each point. Empty if all factors are 1.
+    log_factors: Vec<f32>,
+    /// For each point, the width over which LocDiff's density is smoothed, as an index of `SMOOTHED_KM`. Empty if it is
+    /// smoothed nowhere.
+    levels: Vec<u8>,
+}
+
+impl Surroundings {
+    /// Measures the surroundings of the points of `index`. `training_km` holds the distance from each point to the
+    /// nearest training photo; `None` if it is not known.
+    pub fn new(index: &SphereIndex, prior: Prior, training_km: Option<&[f32]>, threads: usize) -> Self {
+        let log_factors = match prior {
+            Prior::Training => Vec::new(),
+            Prior::Even => in_parallel(threads, index.points(), |point| {
+                (-EVEN_POWER * (index.count_nearer(*point, Km(DENSITY_KM)).max(1) as f64).ln()) as f32
+            }),
+        };
+        let level = |km: &f32| SMOOTHED_KM.iter().rposition(|least| f64::from(SMOOTHING * km) >= *least).unwrap_or(0);
+        let levels = training_km.unwrap_or_default().iter().map(|km| level(km) as u8).collect();
+        Self { log_factors, levels }
+    }
+
+    pub(super) fn log_factor(&self, point: u32) -> f64 {
+        self.log_factors.get(point as usize).copied().map_or(0.0, f64::from)
+    }
+
+    pub(super) fn level(&self, point: u32) -> usize {
+        self.levels.get(point as usize).copied().map_or(0, usize::from)
+    }
+}
