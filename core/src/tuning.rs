@@ -130,10 +130,10 @@ impl Default for Trials {
     fn default() -> Self {
         let both_rounds =
             |scale: f64| [1.0, 2.0, 4.0].map(|fine_scale| Hybrid::without_locdiff(RADIUS_KM, scale, fine_scale));
-        let consensus = [0.5, 0.7, 1.0, 1.4, 2.0, 4.0].into_iter().flat_map(both_rounds).collect();
+        let consensus = [0.12, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0].into_iter().flat_map(both_rounds).collect();
         let mut hybrid = Vec::new();
-        for alone in [0.5, 1.0].into_iter().flat_map(both_rounds) {
-            for density_weight in [0.5, 1.0, 2.0, 8.0] {
+        for alone in [0.25, 0.5, 1.0].into_iter().flat_map(both_rounds) {
+            for density_weight in [1.0, 2.0, 8.0] {
                 for samples_weight in [0.0, 2.0, 8.0] {
                     let first = Hybrid { density_weight, samples_weight, ..alone };
                     hybrid.push(first);
