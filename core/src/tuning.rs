@@ -57,7 +57,7 @@ pub struct Hybrid {
     pub fine_scale: f64,
     /// Weight of the samples' log density in the second round.
     pub fine_samples_weight: f64,
-    /// Width of the kernel with which the density of the samples is estimated, km.
+    /// Width of the kernel with which the density of the samples is estimated in the second round, km.
     pub density_km: f64,
 }
 
@@ -133,7 +133,7 @@ impl Default for Trials {
         let consensus = [0.12, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0].into_iter().flat_map(both_rounds).collect();
         let mut hybrid = Vec::new();
         for alone in [0.25, 0.5, 1.0].into_iter().flat_map(both_rounds) {
-            for density_weight in [1.0, 2.0, 8.0] {
+            for density_weight in [0.5, 1.0, 8.0] {
                 for samples_weight in [0.0, 2.0, 8.0] {
                     let first = Hybrid { density_weight, samples_weight, ..alone };
                     hybrid.push(first);

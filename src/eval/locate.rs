@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_core::config::{DecodeAnchors, RetrievalHead, RunConfig, TrainMethod};
+use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead, RunConfig, TrainMethod};
 use locdiff_core::geo::{Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
@@ -92,7 +92,8 @@ pub fn run(
     if let Some(retrieval) = &mut retrieval {
         let index = training.as_ref().filter(|_| measures);
         let training_km = index.map(|index| nearest_km(index, retrieval.gallery().points()));
-        retrieval.measure_surroundings(config.eval.prior, training_km.as_deref());
+        let prior = if is_of_places { config.eval.prior } else { Prior::Training };
+        retrieval.measure_surroundings(prior, training_km.as_deref());
     }
     let SavedState { step, degree, .. } = Saved::open(&job.checkpoint)?.state;
     let engine = match config.train.method {
@@ -104,6 +105,7 @@ pub fn run(
         let truth = true_places(&rows, truth.as_ref())?;
         send_nearest(config, &truth, (retrieval.as_ref(), anchors, training.as_ref()), send)?;
     }
+    drop(training);
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
     let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
     let blocks = rows.blocks(rows.share(worker.rank, worker.world)).map(|block| {

@@ -1,7 +1,7 @@
 //! Distances from test places to the places that a model may know: the training places and the points of a gallery.
 //!
 //! No embeddings are read, unless `shards.on_bad_rows` is "skip" and the unusable training rows are not known yet. With
-//! 5 million training rows, building the index takes up to ten seconds, so one worker does it for all rows.
+//! 5 million training rows, building the index takes up to ten seconds.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -28,8 +28,8 @@ pub fn nearest_km(index: &SphereIndex, places: &[UnitVector]) -> Vec<f32> {
     found
 }
 
-/// An index of the training places. `None` if they cannot be read: an evaluation does not need them. The reason is
-/// logged. `mask` marks the training rows to skip; `None` if they are not known yet.
+/// An index of the training places. `None` if they cannot be read: an evaluation works without them, but LocDiff-H then
+/// does not know how far gallery points are from training photos. The reason is logged. `mask` marks the training rows to skip; `None` if they are not known yet.
 pub fn training_index(config: &RunConfig, mask: Option<Mask>) -> Option<SphereIndex> {
     match training_places(config, mask) {
         Ok(places) => {
@@ -40,7 +40,7 @@ pub fn training_index(config: &RunConfig, mask: Option<Mask>) -> Option<SphereIn
             Some(SphereIndex::new(places.map(UnitVector::from).collect()))
         }
         Err(error) => {
-            tracing::warn!("the distances to training places are not known: {error}");
+            tracing::warn!("the distances to training places are not known, and LocDiff-H does not use them: {error}");
             None
         }
     }

@@ -130,7 +130,7 @@ impl Retrieval {
         located.map_err(|error| self.with_row(block, error))
     }
 
-    /// For each image of a block, the distance errors of LocDiff, of retrieval, of retrieval with consensus at every
+    /// For each image of a block, the distance errors of LocDiff, of retrieval, of retrieval with consensus under each
     /// of its settings, and of LocDiff-H under every setting of `trials`.
     pub fn errors(
         &self,

@@ -5,8 +5,9 @@
 //! | `any-sample` | of the gallery points within the radius of any sample, the point with the largest logit (the paper's form) |
 //! | `consensus`  | the winner of a vote in two rounds ([`super::pool`])                                           |
 //!
-//! All functions are pure. A point whose distance equals the radius is in range. Ties go to the first point. If no
-//! point is in range of any sample, LocDiff's answer is kept.
+//! All functions are pure. A point whose distance equals the radius is in range. Ties go to the first point.
+//! With `any-sample`, LocDiff's answer is kept if no point is in range of any sample. With `consensus`, a gallery point
+//! always wins.
 
 use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};

@@ -86,7 +86,11 @@ pub fn locate(
     let candidates = |image: &ImageSamples| image.candidates(hybrid, index);
     let finish = |image: &ImageSamples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
         let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
-        let mut pool = Pool::new((points, surroundings), voters.best(scored), &near, Some(image));
+        let (image, of_pool) = match hybrid.mode {
+            HybridMode::Consensus => (Some(image), &near[..]),
+            HybridMode::AnySample => (None, &[][..]),
+        };
+        let mut pool = Pool::new((points, surroundings), voters.best(scored), of_pool, image);
         let consensus = pool.answer(&voters.consensus).expect("every photo has a best point");
         let answer = match hybrid.mode {
             HybridMode::Consensus => pool.answer(hybrid),
@@ -128,7 +132,8 @@ pub fn locate_alone(
 }
 
 /// For each photo, the errors of LocDiff and of retrieval, and the errors of retrieval with consensus and of LocDiff-H
-/// under every setting of `trials`. Gallery points within `exclude` of a photo's true place are ignored.
+/// under every setting of `trials`, which must all have the mode `consensus` and the same radius. Gallery points within
+/// `exclude` of a photo's true place are ignored.
 pub fn try_settings(
     (retriever, surroundings): (&Retriever<'_>, &Surroundings),
     queries: &Tensor,
@@ -143,7 +148,8 @@ pub fn try_settings(
         return Err(RetrievalError::Shape { what: "true places", got, want });
     }
     let index = retriever.gallery().index();
-    let radius = Km(trials.hybrid.iter().map(|setting| setting.radius_km).fold(0.0, f64::max));
+    let radius = Km(trials.hybrid.first().map_or(0.0, |setting| setting.radius_km));
+    debug_assert!(trials.hybrid.iter().all(|one| one.radius_km == radius.0 && one.mode == HybridMode::Consensus));
     let pairs: Vec<(&ImageSamples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
     let candidates = |(image, _): &(&ImageSamples, UnitVector)| index.within(image.aggregate, radius);
     let finish =

@@ -10,8 +10,8 @@
 //! - `pool`: the vote of LocDiff-H and of retrieval with consensus.
 //! - `locate`: runs all of these steps for a batch of photos.
 //!
-//! Invariant: the answers for a photo depend only on the photo, its samples, the gallery and the settings. They do not
-//! depend on other photos, or on the number of workers or threads.
+//! Invariant: the answers for a photo depend only on the photo, LocDiff's output for it, the gallery, the training
+//! places and the settings. They do not depend on other photos, or on the number of workers or threads.
 //!
 //! Source: the paper's "LocDiff-H"; Vivanco Cepeda et al., "GeoCLIP", NeurIPS 2023.
 

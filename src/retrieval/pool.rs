@@ -12,8 +12,8 @@
 //! | second | those within the radius of the winner  | `fine_scale` · logit + `fine_samples_weight` · log q   | 1, 25, 200 |
 //!
 //! p is the density that LocDiff predicts from the photo before it draws samples, relative to the density of a place
-//! that is known exactly. It finds regions better than a few samples do. A network that has seen no photo of an area
-//! also predicts no photo there, so p is smoothed at points that are far from every training photo; the maximum of the
+//! that is known exactly. It finds regions better than a few samples do. A network that has seen no photos of an area
+//! gives it almost no density, so p is smoothed at points that are far from every training photo; the maximum of the
 //! smoothing kernel is 1. f is the factor of the point under `eval.prior` ([`Surroundings`]). q = ε + mean_k exp(-d_k / h)
 //! is the density of LocDiff's samples, where d_k is the distance to sample k. The width h is 250 km in the first round,
 //! or the width over which p is smoothed if that is larger, and `density_km` in the second round.
@@ -65,8 +65,8 @@ pub(super) struct Pool<'a> {
 
 impl<'a> Pool<'a> {
     /// The voters of a photo. `best` lists the most similar points with their logits. `near` lists the points near
-    /// LocDiff's answer with their logits. Both are ignored beyond the first occurrence of a point. `image` is `None` if
-    /// only retrieval is asked for.
+    /// LocDiff's answer with their logits; points that are also in `best` are dropped. `image` is `None` if only
+    /// retrieval is asked for.
     pub(super) fn new(
         (points, surroundings): (&[UnitVector], &Surroundings),
         best: &[(u32, f32)],
@@ -212,11 +212,15 @@ fn log_densities(image: &ImageSamples, points: &[UnitVector], levels: &[usize]) 
 }
 
 /// The code of a density that is smoothed over `km`. The density of an exactly known place is 1 at this place, however
-/// far it is smoothed.
+/// far it is smoothed. With a low-pass filter, it is 1 only on average over all places.
 fn smoothed(code: &[f32], degree: u32, km: f64) -> Vec<f64> {
     let width = km / EARTH_RADIUS_KM;
     let factor = |l: u32| (-f64::from(l * (l + 1)) * width * width / 2.0).exp();
-    let highest: f64 = (0..=degree).map(|l| f64::from(2 * l + 1) / (4.0 * std::f64::consts::PI) * factor(l)).sum();
+    // Dimensions that a low-pass filter drops are 0. The sum of the squares of all harmonics of degree l is (2l + 1) / 4π.
+    let kept =
+        |l: u32| code[(l * l) as usize..((l + 1) * (l + 1)) as usize].iter().filter(|value| **value != 0.0).count();
+    let highest: f64 = (0..=degree).map(|l| kept(l) as f64 / (4.0 * std::f64::consts::PI) * factor(l)).sum();
+    let highest = highest.max(f64::MIN_POSITIVE);
     let of_degree = |l: u32| std::iter::repeat_n(factor(l) / highest, 2 * l as usize + 1);
     code.iter().zip((0..=degree).flat_map(of_degree)).map(|(value, factor)| f64::from(*value) * factor).collect()
 }

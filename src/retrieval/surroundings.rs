@@ -9,8 +9,7 @@ use crate::shdd::decode::in_parallel;
 /// The density of a gallery is the number of its points within this distance.
 const DENSITY_KM: f64 = 100.0;
 /// With `eval.prior = "even"`, votes are multiplied by the density of the gallery to the power of minus this number.
-/// With 1, all ground would have the same weight, and photos from cities would be lost; 0.5 was best on validation
-/// photos (docs/experiments/world-2.md).
+/// docs/experiments/world-2.md compares some powers.
 const EVEN_POWER: f64 = 0.5;
 /// LocDiff's density is smoothed over this many times the distance to the nearest training photo.
 const SMOOTHING: f32 = 15.0;

@@ -73,6 +73,33 @@ fn neighbour_count_does_not_affect_gallery_retrieval() {
 }
 
 #[test]
+fn even_prior_changes_votes_and_the_number_of_workers_does_not() {
+    let stage = stage();
+    // Half of the places of the test photos have 20 more gallery points around them.
+    let mut gallery = String::from("lat,lon\n");
+    for (at, line) in read(&stage, "truth.csv").lines().skip(1).enumerate() {
+        let numbers: Vec<f64> =
+            line.split(',').skip(1).map(|number| number.parse().expect("a coordinate is a number")).collect();
+        for step in 0..if at % 2 == 0 { 21 } else { 1 } {
+            writeln!(gallery, "{},{}", (numbers[0] + 0.02 * f64::from(step)).min(90.0), numbers[1])
+                .expect("writing to a string cannot fail");
+        }
+    }
+    std::fs::write(stage.path().join("uneven.csv"), gallery).expect("the test folder is writable");
+    let answers = |prior: &str, workers: u32| {
+        let set = format!("--json --workers {workers} --set retrieval.gallery=uneven.csv --set eval.prior={prior}");
+        let found = stage.run(&format!("{set} eval --hybrid")).exits_with(ExitCode::Success).json();
+        assert_eq!(found["prior"], prior);
+        ["retrieval", "retrieval-consensus", "locdiff-h"]
+            .map(|method| read(&stage, &format!("predictions-{method}.csv")))
+    };
+    let (training, even) = (answers("training", 1), answers("even", 1));
+    assert_eq!(training[0], even[0], "the prior changed plain retrieval");
+    assert!(training[1] != even[1] && training[2] != even[2], "the prior changed no vote");
+    assert_eq!(even, answers("even", 2), "the number of workers changed an answer");
+}
+
+#[test]
 fn geoclip_head_takes_clip_features_and_refuses_normalised_ones() {
     let stage = stage();
     build(&stage, "clip", 10.0);

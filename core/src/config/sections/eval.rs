@@ -116,7 +116,7 @@ pub enum DecodeAnchors {
 pub enum Prior {
     /// From the same places as the training photos and the gallery, which are mostly cities and sights.
     Training,
-    /// From all places on the ground that the gallery covers, about equally.
+    /// From everywhere that the gallery covers: points in dense areas of the gallery count less.
     Even,
 }
 
@@ -152,7 +152,8 @@ section! {
         /// training photos, if retrieval.head = "knn"). 0: none are ignored. LocDiff's own answers are not affected,
         /// even with anchors = "gallery".
         pub exclude_km: f64 = 0.0,
-        /// Where the photos are expected to be from. LocDiff-H and retrieval with consensus use it.
+        /// Where the photos are expected to be from. LocDiff-H and retrieval with consensus use it, unless
+        /// retrieval.head = "knn".
         pub prior: Prior = Prior::Training,
         /// Steps between quick evaluations on `shards.validation` during training; 0: none.
         pub every: u64 = 1000,

@@ -67,8 +67,8 @@ section! {
         pub run: String = String::new(),
         /// How LocDiff-H chooses a gallery point.
         pub mode: HybridMode = HybridMode::Consensus,
-        /// mode = "any-sample": search radius around each sample. mode = "consensus": radius of the second round around
-        /// the winner of the first round, also for retrieval with consensus. In km.
+        /// Radius in km. mode = "any-sample": search radius around each sample. mode = "consensus": radius of the second
+        /// round around the winner of the first round. Retrieval with consensus has the latter in both modes.
         pub radius_km: f64 = 100.0,
         /// First round of LocDiff-H: factor that multiplies the similarities. The smaller it is, the more points have a
         /// say.
@@ -90,7 +90,7 @@ section! {
         /// Retrieval with consensus: factor that multiplies the similarities in the second round.
         pub consensus_fine_scale: f64 = 2.0,
         /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo is the
-        /// answer. More: the photos vote on the answer, as the gallery points do in mode = "consensus".
+        /// answer. More: the photos vote on the answer, as in retrieval with consensus.
         pub knn_neighbours: u32 = 1,
         /// With head = "knn": factor that multiplies the cosine similarities of photos. GeoCLIP's own factor is 39.7.
         pub knn_scale: f64 = 40.0,
@@ -142,5 +142,24 @@ impl RetrievalConfig {
         checker.positive("retrieval.consensus_fine_scale", self.consensus_fine_scale);
         checker.within("retrieval.knn_neighbours", self.knn_neighbours, 1..=1024);
         checker.positive("retrieval.knn_scale", self.knn_scale);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HybridMode;
+    use crate::config::{Layer, load};
+
+    #[test]
+    fn modes_of_older_runs_mean_consensus() {
+        for (name, want) in [
+            ("any-sample", HybridMode::AnySample),
+            ("consensus", HybridMode::Consensus),
+            ("aggregate", HybridMode::Consensus),
+            ("fusion", HybridMode::Consensus),
+        ] {
+            let layer = Layer::Set(format!("retrieval.mode={name}").into());
+            assert_eq!(load(&[layer]).expect("the mode is valid").config.retrieval.mode, want, "{name}");
+        }
     }
 }

@@ -85,7 +85,8 @@ impl Evaluation<'_> {
         };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
-            "exclude_km": table::exclude_km(&summary, &config.eval), "overlap": overlaps, "rows": rows,
+            "exclude_km": table::exclude_km(&summary, &config.eval), "prior": config.eval.prior, "overlap": overlaps,
+            "rows": rows,
             "differences": differences, "by_training_distance": by_distance,
         });
         let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
@@ -231,6 +232,9 @@ fn apply_setting(tuned: &TunedSetting, resolved: &mut Resolved) {
         |resolved: &Resolved, field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set);
     if is_free(resolved, "mode") {
         resolved.config.retrieval.mode = setting.mode;
+    } else if resolved.config.retrieval.mode != setting.mode {
+        // The settings have another meaning in another mode.
+        return;
     }
     type Field = fn(&mut RetrievalConfig) -> &mut f64;
     let fields: [(&str, f64, Field); 9] = [

@@ -65,6 +65,12 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
     };
+    if !text.lines().any(|line| line.starts_with("fine_scale")) {
+        let line = "LocDiff-H uses the configured settings, because the tuned ones are from an older version; `eval \
+                    --tune --hybrid` tunes again";
+        output.print(&wrapped(line, 2, width()));
+        return Ok(own);
+    }
     let tuned_for = config::load(&[Layer::File(path.clone())])?.config.retrieval;
     let wanted = &own.config.retrieval;
     let (head, tuned_head) = (wanted.wanted_head(), tuned_for.head);
