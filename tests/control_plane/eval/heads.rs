@@ -87,7 +87,10 @@ fn even_prior_changes_votes_and_the_number_of_workers_does_not() {
     }
     std::fs::write(stage.path().join("uneven.csv"), gallery).expect("the test folder is writable");
     let answers = |prior: &str, workers: u32| {
-        let set = format!("--json --workers {workers} --set retrieval.gallery=uneven.csv --set eval.prior={prior}");
+        // With small scales, many points have a say.
+        let scales = "--set retrieval.consensus_scale=0.05 --set retrieval.scale=0.05";
+        let gallery = "--set retrieval.gallery=uneven.csv --set retrieval.radius_km=50";
+        let set = format!("--json --workers {workers} {gallery} {scales} --set eval.prior={prior}");
         let found = stage.run(&format!("{set} eval --hybrid")).exits_with(ExitCode::Success).json();
         assert_eq!(found["prior"], prior);
         ["retrieval", "retrieval-consensus", "locdiff-h"]
