@@ -158,7 +158,7 @@ mod tests {
             ("aggregate", HybridMode::Consensus),
             ("fusion", HybridMode::Consensus),
         ] {
-            let layer = Layer::Set(format!("retrieval.mode={name}").into());
+            let layer = Layer::Set(format!("retrieval.mode={name}"));
             assert_eq!(load(&[layer]).expect("the mode is valid").config.retrieval.mode, want, "{name}");
         }
     }
