@@ -216,7 +216,7 @@ fn log_densities(image: &ImageSamples, points: &[UnitVector], levels: &[usize]) 
 fn smoothed(code: &[f32], degree: u32, km: f64) -> Vec<f64> {
     let width = km / EARTH_RADIUS_KM;
     let factor = |l: u32| (-f64::from(l * (l + 1)) * width * width / 2.0).exp();
-    // Dimensions that a low-pass filter drops are 0. The sum of the squares of all harmonics of degree l is (2l + 1) / 4π.
+    // Dimensions that a low-pass filter drops are 0, and no other number that a network predicts is. The sum of the squares of all harmonics of degree l is (2l + 1) / 4π.
     let kept =
         |l: u32| code[(l * l) as usize..((l + 1) * (l + 1)) as usize].iter().filter(|value| **value != 0.0).count();
     let highest: f64 = (0..=degree).map(|l| kept(l) as f64 / (4.0 * std::f64::consts::PI) * factor(l)).sum();
@@ -314,7 +314,7 @@ mod tests {
     /// The density of an exactly known place is 1 at this place at every width, and wider kernels reach farther.
     #[test]
     fn smoothed_density_is_one_at_a_known_place() {
-        let (degree, place) = (23, fibonacci_grid(7)[3]);
+        let (degree, place) = (23, fibonacci_grid(50)[17]);
         let basis = Basis::new(degree).expect("the degree is valid");
         let expected = basis.encode_f64(&[place]).iter().map(|value| *value as f32).collect();
         let image = ImageSamples { aggregate: place, samples: vec![place], expected };
