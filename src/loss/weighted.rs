@@ -13,7 +13,7 @@
 // Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code.
 
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Reduction, Tensor};
 
 use super::CODE_SCALE;
 use super::error::LossError;
@@ -174,7 +174,16 @@ pub fn not_finite(step: u64, rank: u32, loss: f64, largest: f64, has_kl: bool) -
 
 /// The largest magnitude among the finite values, as a scalar on the device. -1 if no value is finite.
 pub fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
-    let magnitudes = values.f_detach()?.f_abs()?;
+    let values = values.f_detach()?;
+    if values.device() == Device::Cpu {
+        // One pass over the values is enough if all of them are finite. On a GPU, the host would have to wait for it.
+        let (least, most) = values.f_aminmax(None, false)?;
+        let largest = most.f_maximum(&least.f_neg()?)?;
+        if largest.f_double_value(&[])?.is_finite() {
+            return Ok(largest);
+        }
+    }
+    let magnitudes = values.f_abs()?;
     let others = magnitudes.f_isfinite()?.f_logical_not()?;
     Ok(magnitudes.f_masked_fill(&others, -1.0)?.f_max()?)
 }

@@ -24,6 +24,12 @@ use crate::rendezvous::NodeWorkers;
 /// hold the worker's pipes and socket open forever.
 pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
+/// Settings of glibc's `malloc`, in bytes: a worker keeps the memory of freed tensors and uses it again. By default, glibc
+/// returns much of it to the kernel, and each training step on the CPU waits for hundreds of page faults. 32 MiB is the
+/// largest threshold that glibc accepts; larger blocks are always returned.
+const KEEP_FREED_MEMORY: [(&str, &str); 2] =
+    [("MALLOC_MMAP_THRESHOLD_", "33554432"), ("MALLOC_TRIM_THRESHOLD_", "1099511627776")];
+
 /// A gang to run: the workers of one attempt.
 pub(super) struct Gang<'a> {
     /// Path of the worker program.
@@ -108,6 +114,9 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         // stops the workers.
         .process_group(0)
         .kill_on_drop(true);
+    for (name, value) in KEEP_FREED_MEMORY.iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
+        command.env(name, value);
+    }
     if slot.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
         let interface = if gang.meeting.interface.is_empty() { "lo" } else { &gang.meeting.interface };
         command.env("NCCL_SOCKET_IFNAME", interface);
