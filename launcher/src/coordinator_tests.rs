@@ -358,6 +358,8 @@ fn exit_code_is_a_cause_while_the_gang_is_being_stopped() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// These rules hold for any sequence of events. A failure stops the gang. The coordinator kills a gang at most
     /// once, and gives up on workers that do not end. A gang whose processes have all ended has an outcome. A gang that
     /// succeeded has a result from every rank.

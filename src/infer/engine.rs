@@ -130,13 +130,13 @@ impl Engine {
         let (codes_ikc, expected) = (sampled.codes_nd.f_view(shape)?, sampled.expected.wait()?);
         let ensemble = Ensemble { codes_ikc: &codes_ikc, expected_ic: &expected[0] };
         let answers = aggregate_decoded(self.config.aggregator, ensemble, &points, &self.decoder)?;
-        let codes = self.decoder.anchors().whole_codes(&expected[0])?;
+        let codes = self.decoder.anchors().whole_codes::<f32>(&expected[0])?;
         let codes = codes.chunks_exact(self.decoder.anchors().basis().dims());
         let located = points.chunks_exact(samples).zip(answers).zip(codes).take(block.images.len());
-        let image = |((samples, aggregate), code): ((&[UnitVector], UnitVector), &[f64])| ImageSamples {
+        let image = |((samples, aggregate), code): ((&[UnitVector], UnitVector), &[f32])| ImageSamples {
             aggregate,
             samples: samples.to_vec(),
-            expected: code.iter().map(|value| *value as f32).collect(),
+            expected: code.to_vec(),
         };
         Ok(located.map(image).collect())
     }

@@ -44,8 +44,8 @@ const ROWS_PER_THREAD: u32 = 4;
 #[derive(Debug)]
 pub struct Collapsed {
     modules: Vec<CollapsedModule>,
-    /// For each module, the transposed matrices A_t of all timesteps. `None` if each use computes its matrix.
-    kept: Option<Vec<Vec<Tensor>>>,
+    /// For each module, the matrices A_t of all timesteps, `[t, o, i]`. `None` if each use computes its matrix.
+    kept: Option<Vec<Tensor>>,
     /// The transposed weight of the head.
     head_od: Tensor,
     head_bias_d: Tensor,
@@ -143,18 +143,12 @@ impl Collapsed {
     /// always are. The host waits for the device.
     fn largest_product(&self, steps: usize) -> Result<f64, ModelError> {
         let mut products = Vec::new();
+        let per_pass = if self.kept.is_some() { steps } else { FORMED_AT_ONCE };
         for (index, shape) in self.architecture.modules().iter().enumerate() {
-            for step in 0..steps {
-                let formed;
-                let matrix_io = match &self.kept {
-                    Some(kept) => &kept[index][step],
-                    None => {
-                        formed = self.form(index, step..step + 1)?;
-                        &formed[0]
-                    }
-                };
-                let lengths_o = matrix_io.f_norm_scalaropt_dim_dtype(2.0, [0].as_slice(), false, Kind::Float)?;
-                products.push(lengths_o.f_max()?.f_mul_scalar((shape.input as f64).sqrt())?);
+            for first in (0..steps).step_by(per_pass) {
+                let matrices_toi = self.matrices(index, first..steps.min(first + per_pass))?;
+                let lengths_to = matrices_toi.f_norm_scalaropt_dim_dtype(2.0, [2].as_slice(), false, Kind::Float)?;
+                products.push(lengths_to.f_max()?.f_mul_scalar((shape.input as f64).sqrt())?);
             }
         }
         let head_d = self.head_od.f_norm_scalaropt_dim_dtype(2.0, [0].as_slice(), false, Kind::Float)?;
@@ -251,30 +245,40 @@ impl Collapsed {
     ) -> Result<(), ModelError> {
         for (index, module) in self.modules.iter().enumerate() {
             let (product_no, input) = (&work.products[index], if index == 0 { x_nd } else { &work.inputs[index - 1] });
-            let _ = match &self.kept {
-                Some(kept) => input.f_mm_out(product_no, &kept[index][step])?,
-                None => input.f_mm_out(product_no, &self.form(index, step..step + 1)?[0])?,
-            };
+            let matrix_oi = self.matrices(index, step..step + 1)?.f_select(0, 0)?;
+            let _ = input.f_mm_out(product_no, &matrix_oi.f_tr()?)?;
             self.sine(&work.outputs[index], product_no, &module.shifts[step], &image.0[index], images_n)?;
         }
         let _ = work.outer.f_mm_out(&work.predicted_nd, &self.head_od)?;
         Ok(())
     }
 
-    /// Forms the transposed matrices A_t of a module at some timesteps of the sampler.
-    fn form(&self, index: usize, steps: Range<usize>) -> Result<Vec<Tensor>, ModelError> {
-        let (module, mut formed) = (&self.modules[index], Vec::new());
-        for first in steps.clone().step_by(FORMED_AT_ONCE) {
-            let count = FORMED_AT_ONCE.min(steps.end - first) as i64;
-            let scales_t1h = module.scales_th.f_narrow(0, first as i64, count)?.f_unsqueeze(1)?;
-            let scaled_toh =
-                Tensor::f_empty([count, module.out_oh.size()[0], module.out_oh.size()[1]], (self.kind, self.device))?;
+    /// The matrices A_t of a module at some timesteps of the sampler, `[t, o, i]`.
+    fn matrices(&self, index: usize, steps: Range<usize>) -> Result<Tensor, ModelError> {
+        match &self.kept {
+            Some(kept) => Ok(kept[index].f_narrow(0, steps.start as i64, steps.len() as i64)?),
+            None => self.form(index, steps),
+        }
+    }
+
+    /// Forms the matrices A_t of a module at some timesteps of the sampler, `[t, o, i]`.
+    fn form(&self, index: usize, steps: Range<usize>) -> Result<Tensor, ModelError> {
+        let (module, options) = (&self.modules[index], (self.kind, self.device));
+        let [out, hidden] = [0, 1].map(|dimension| module.out_oh.size()[dimension]);
+        let formed_toi = Tensor::f_empty([steps.len() as i64, out, module.x_hi.size()[1]], options)?;
+        for first in (0..steps.len()).step_by(FORMED_AT_ONCE) {
+            let count = FORMED_AT_ONCE.min(steps.len() - first);
+            let scales_t1h =
+                module.scales_th.f_narrow(0, (steps.start + first) as i64, count as i64)?.f_unsqueeze(1)?;
+            let scaled_toh = Tensor::f_empty([count as i64, out, hidden], options)?;
             let _ = module.out_oh.f_unsqueeze(0)?.f_mul_out(&scaled_toh, &scales_t1h)?;
-            for scaled_oh in scaled_toh.f_unbind(0)? {
-                formed.push(scaled_oh.f_mm(&module.x_hi)?.f_tr()?);
+            // One product per timestep, so that a matrix has the same bits whether it is formed alone or with others.
+            for at in 0..count as i64 {
+                let formed_oi = formed_toi.f_select(0, first as i64 + at)?;
+                let _ = scaled_toh.f_select(0, at)?.f_mm_out(&formed_oi, &module.x_hi)?;
             }
         }
-        Ok(formed)
+        Ok(formed_toi)
     }
 
     /// Writes sin(product + shift + terms of each chain's image) to `out`.

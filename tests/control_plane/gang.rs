@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use locdiff_core::exit_code::ExitCode;
+use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::Signal;
 
 use crate::stage::{Ran, Stage, Worker, eventually, has_thread, is_alive, signal, wait, workers_of};
@@ -252,6 +253,9 @@ fn interrupt_stops_every_worker() {
 /// The kernel kills real workers when their launcher is killed, even in the middle of a job.
 #[test]
 fn killed_launcher_leaves_no_worker() {
+    // This process becomes the parent of the workers when their launcher dies. Without a parent in the same session, the
+    // kernel would wake a stopped worker, which would then notice that its control socket has closed.
+    set_child_subreaper(true).expect("the kernel knows subreapers");
     let stage = Stage::new(Worker::Real);
     let mut command = stage.command("--workers 2 --device cpu bench collectives");
     let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the program can be started");

@@ -294,7 +294,7 @@ fn expected_steps(scores: &[Option<u32>], keep: usize) -> Vec<u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn pruning_keeps_only_the_last_and_the_best_checkpoints(

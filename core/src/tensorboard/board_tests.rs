@@ -225,7 +225,7 @@ fn a_later_file_sorts_after_earlier_ones_even_if_the_clock_goes_back() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
     /// Each attempt starts from the last checkpoint, or from the beginning if there is no checkpoint yet, and dies in
     /// the middle of a record.
     #[test]

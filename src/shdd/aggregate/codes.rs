@@ -37,7 +37,7 @@ pub(super) fn values_at(
     samples: usize,
     anchors: &Anchors,
 ) -> Result<Vec<f64>, ShddError> {
-    let (basis, codes) = (anchors.basis(), anchors.whole_codes(expected_ic)?);
+    let (basis, codes) = (anchors.basis(), anchors.whole_codes::<f64>(expected_ic)?);
     let images: Vec<_> = codes.chunks_exact(basis.dims()).zip(points.chunks_exact(samples)).collect();
     let values = in_parallel(threads(), &images, |(code, points)| {
         let values = basis.encode_f64(points);
@@ -125,7 +125,7 @@ fn refined(
     starts: &[Decoded],
 ) -> Result<Vec<Decoded>, ShddError> {
     let (basis, samples, tempering) = (decoder.anchors().basis(), densities.samples, densities.tempering);
-    let codes = decoder.anchors().whole_codes(codes_bc)?;
+    let codes = decoder.anchors().whole_codes::<f64>(codes_bc)?;
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
     let tasks: Vec<_> = starts.iter().zip(images).collect();
     let results = in_parallel(threads(), &tasks, |(start, (codes, log_totals))| {

@@ -287,9 +287,11 @@ impl Anchors {
         Ok((codes_bc, bounds_b))
     }
 
-    /// Expands codes to whole codes in f64, in row-major order, for refinement. Dimensions that the filter dropped are
-    /// 0.
-    pub fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
+    /// Expands codes to whole codes in row-major order. Dimensions that the filter dropped are 0.
+    pub fn whole_codes<T: tch::kind::Element>(&self, codes_bc: &Tensor) -> Result<Vec<T>, ShddError>
+    where
+        Vec<T>: TryFrom<Tensor, Error = TchError>,
+    {
         self.source.whole_codes(codes_bc)
     }
 

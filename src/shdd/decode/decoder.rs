@@ -114,7 +114,7 @@ impl Decoder {
         let basis = self.anchors.basis();
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
-            let codes = self.anchors.whole_codes(&rows_of(codes_bc, &range)?)?;
+            let codes = self.anchors.whole_codes::<f64>(&rows_of(codes_bc, &range)?)?;
             let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
             let results: Vec<Result<Decoded, ShddError>> = in_parallel(threads(), &tasks, |(start, code)| {
                 let end = refine(basis, code, start.point)?;

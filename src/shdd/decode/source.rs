@@ -104,13 +104,15 @@ impl SourcePoints {
         Ok(Tensor::f_stack(&scores, 0)?)
     }
 
-    /// Expands codes `[b, c]` to whole codes in f64, in row-major order, with zeros in the dimensions that the filter
-    /// dropped.
-    pub(super) fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
-        let wide_bc = codes_bc.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
+    /// Expands codes `[b, c]` to whole codes in row-major order, with zeros in the dimensions that the filter dropped.
+    pub(super) fn whole_codes<T: tch::kind::Element>(&self, codes_bc: &Tensor) -> Result<Vec<T>, ShddError>
+    where
+        Vec<T>: TryFrom<Tensor, Error = TchError>,
+    {
+        let codes_bc = codes_bc.f_to_device(Device::Cpu)?.f_to_kind(T::KIND)?;
         let whole = match self.filter() {
-            Some(filter) => filter.scatter(&wide_bc)?,
-            None => wide_bc,
+            Some(filter) => filter.scatter(&codes_bc)?,
+            None => codes_bc,
         };
         Ok(flat(&whole)?)
     }

@@ -117,6 +117,7 @@ proptest! {
         let weights = RowWeights::for_config(&memory, &mask, &config).expect("the blocks can be read");
         let options = PlanOptions::new(&config, seed, batch);
         let Ok(plan) = Plan::weighted(memory.layout.clone(), mask, options, weights) else { return Ok(()) };
+        prop_assert!(plan.weights().is_some());
         let replay = Replay { epochs: 3, world_sizes: vec![1, 3, 4], global_batch: batch, seed };
         replay.run_plan(&plan).expect("the plan has each row as often as its quota");
         let all = epoch(&plan, number);
