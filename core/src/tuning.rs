@@ -45,7 +45,7 @@ pub struct Hybrid {
     /// How a gallery point is chosen.
     pub mode: HybridMode,
     /// Search radius around each sample (`any-sample`), or radius of the second round around the winner of the first
-    /// round (`consensus`), km.
+    /// round (`consensus`) or around LocDiff's answer (`nearby`), km.
     pub radius_km: f64,
     /// Factor of the logits in the first round.
     pub scale: f64,
@@ -89,6 +89,11 @@ impl std::fmt::Display for Hybrid {
                  {samples_weight}; second round within {radius_km} km with scale {fine_scale}, samples weight \
                  {fine_samples_weight} and kernel width {density_km} km"
             ),
+            HybridMode::Nearby => write!(
+                out,
+                "nearby: one round within {radius_km} km of LocDiff's answer with scale {fine_scale}, samples weight \
+                 {fine_samples_weight} and kernel width {density_km} km"
+            ),
         }
     }
 }
@@ -110,7 +115,15 @@ impl Hybrid {
 
     /// Whether LocDiff has no say.
     pub fn is_without_locdiff(&self) -> bool {
-        [self.density_weight, self.samples_weight, self.fine_samples_weight] == [0.0; 3]
+        self.mode == HybridMode::Consensus
+            && [self.density_weight, self.samples_weight, self.fine_samples_weight] == [0.0; 3]
+    }
+
+    /// This setting, and the same with other weights of the samples in the second round.
+    fn with_samples(self) -> Vec<Self> {
+        let weighted = [(1.0, 25.0), (1.0, 100.0), (4.0, 25.0), (4.0, 100.0)];
+        let others = weighted.map(|(fine_samples_weight, density_km)| Self { fine_samples_weight, density_km, ..self });
+        std::iter::once(self).chain(others).collect()
     }
 }
 
@@ -135,15 +148,13 @@ impl Default for Trials {
         for alone in [0.25, 0.5, 1.0].into_iter().flat_map(both_rounds) {
             for density_weight in [0.5, 1.0, 8.0] {
                 for samples_weight in [0.0, 2.0, 8.0] {
-                    let first = Hybrid { density_weight, samples_weight, ..alone };
-                    hybrid.push(first);
-                    for fine_samples_weight in [1.0, 4.0] {
-                        let of_width = |density_km| Hybrid { fine_samples_weight, density_km, ..first };
-                        hybrid.extend([25.0, 100.0].map(of_width));
-                    }
+                    hybrid.extend(Hybrid { density_weight, samples_weight, ..alone }.with_samples());
                 }
             }
         }
+        // The first round has no part in this mode, so its scale makes no difference.
+        let nearby = |alone| Hybrid { mode: HybridMode::Nearby, ..alone };
+        hybrid.extend(both_rounds(1.0).map(nearby).into_iter().flat_map(Hybrid::with_samples));
         Self { consensus, hybrid }
     }
 }

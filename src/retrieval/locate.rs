@@ -87,13 +87,13 @@ pub fn locate(
     let finish = |image: &ImageSamples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
         let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
         let (image, of_pool) = match hybrid.mode {
-            HybridMode::Consensus => (Some(image), &near[..]),
+            HybridMode::Consensus | HybridMode::Nearby => (Some(image), &near[..]),
             HybridMode::AnySample => (None, &[][..]),
         };
         let mut pool = Pool::new((points, surroundings), voters.best(scored), of_pool, image);
         let consensus = pool.answer(&voters.consensus).expect("every photo has a best point");
         let answer = match hybrid.mode {
-            HybridMode::Consensus => pool.answer(hybrid),
+            HybridMode::Consensus | HybridMode::Nearby => pool.answer(hybrid),
             HybridMode::AnySample => {
                 let logits: Vec<f64> = near.iter().map(|(_, logit)| f64::from(*logit)).collect();
                 first_best(&logits).map(|place| near[place].0)
@@ -132,8 +132,8 @@ pub fn locate_alone(
 }
 
 /// For each photo, the errors of LocDiff and of retrieval, and the errors of retrieval with consensus and of LocDiff-H
-/// under every setting of `trials`, which must all have the mode `consensus` and the same radius. Gallery points within
-/// `exclude` of a photo's true place are ignored.
+/// under every setting of `trials`. These must all have the same radius, and no mode may be `any-sample`. Gallery points
+/// within `exclude` of a photo's true place are ignored.
 pub fn try_settings(
     (retriever, surroundings): (&Retriever<'_>, &Surroundings),
     queries: &Tensor,
@@ -149,7 +149,7 @@ pub fn try_settings(
     }
     let index = retriever.gallery().index();
     let radius = Km(trials.hybrid.first().map_or(0.0, |setting| setting.radius_km));
-    debug_assert!(trials.hybrid.iter().all(|one| one.radius_km == radius.0 && one.mode == HybridMode::Consensus));
+    debug_assert!(trials.hybrid.iter().all(|one| one.radius_km == radius.0 && one.mode != HybridMode::AnySample));
     let pairs: Vec<(&ImageSamples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
     let candidates = |(image, _): &(&ImageSamples, UnitVector)| index.within(image.aggregate, radius);
     let finish =
@@ -157,8 +157,8 @@ pub fn try_settings(
             let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
             let mut pool = Pool::new((index.points(), surroundings), voters.best(scored), &near, Some(image));
             let mut error = |setting: &Hybrid| {
-                let winner = pool.answer(setting).expect("every photo has a best point");
-                truth.distance(index.points()[winner as usize]).0 as f32
+                let answer = pool.answer(setting).map_or(image.aggregate, |winner| index.points()[winner as usize]);
+                truth.distance(answer).0 as f32
             };
             TuningErrors {
                 own_km: truth.distance(image.aggregate).0 as f32,

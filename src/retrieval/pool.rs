@@ -18,11 +18,14 @@
 //! is the density of LocDiff's samples, where d_k is the distance to sample k. The width h is 250 km in the first round,
 //! or the width over which p is smoothed if that is larger, and `density_km` in the second round.
 //!
+//! In the mode `nearby`, there is no first round: LocDiff's answer takes the place of its winner.
+//!
 //! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
 use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2, first_best};
@@ -61,6 +64,8 @@ pub(super) struct Pool<'a> {
     /// Winners of the rounds that were asked for so far. Many settings share a round.
     first_winners: BTreeMap<(usize, [u64; 3]), usize>,
     second_winners: BTreeMap<([usize; 2], [u64; 4]), usize>,
+    /// log q of the second round at each point, as far as it is known, for each width.
+    place_densities: BTreeMap<u64, Vec<Option<f64>>>,
 }
 
 impl<'a> Pool<'a> {
@@ -89,6 +94,7 @@ impl<'a> Pool<'a> {
             similar: best.len(),
             first_winners: BTreeMap::new(),
             second_winners: BTreeMap::new(),
+            place_densities: BTreeMap::new(),
             image,
             ids,
             vectors,
@@ -96,10 +102,14 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// The winner of both rounds. `None` if there are no voters.
+    /// The winner of the vote. `None` if there are no voters, or none within the radius in the mode `nearby`.
     pub(super) fn answer(&mut self, setting: &Hybrid) -> Option<u32> {
         if self.similar == 0 {
             return None;
+        }
+        if setting.mode == HybridMode::Nearby {
+            let centre = self.image?.aggregate;
+            return self.second_round(setting, centre).map(|winner| self.ids[winner]);
         }
         let voters = self.voters(setting);
         let weights = [setting.scale, setting.density_weight, setting.samples_weight];
@@ -113,7 +123,7 @@ impl<'a> Pool<'a> {
         let key = ([voters, region], fine.map(f64::to_bits));
         let winner = match self.second_winners.get(&key) {
             Some(winner) => *winner,
-            None => self.second_round(setting, region),
+            None => self.second_round(setting, self.vectors[region]).unwrap_or(region),
         };
         self.second_winners.insert(key, winner);
         Some(self.ids[winner])
@@ -147,19 +157,20 @@ impl<'a> Pool<'a> {
         first_best(&(0..count).map(votes).collect::<Vec<f64>>()).unwrap_or(0)
     }
 
-    fn second_round(&self, setting: &Hybrid, region: usize) -> usize {
-        let is_near = |at: &usize| chord_km(self.vectors[region], self.vectors[*at]) <= setting.radius_km;
+    /// The winner among the voters within the radius of `centre`. `None` if there are none.
+    fn second_round(&mut self, setting: &Hybrid, centre: UnitVector) -> Option<usize> {
+        let is_near = |at: &usize| chord_km(centre, self.vectors[*at]) <= setting.radius_km;
         let near: Vec<usize> = (0..self.voters(setting)).filter(is_near).collect();
-        let score = |at: &usize| {
-            let of_samples = match self.image {
-                Some(image) if setting.fine_samples_weight > 0.0 => {
-                    setting.fine_samples_weight * log_sample_density(image, self.vectors[*at], setting.density_km)
-                }
-                _ => 0.0,
-            };
-            setting.fine_scale * self.logits[*at] + of_samples
-        };
-        let weights = weights(&near.iter().map(score).collect::<Vec<f64>>());
+        let mut scores: Vec<f64> = near.iter().map(|at| setting.fine_scale * self.logits[*at]).collect();
+        if let (Some(image), true) = (self.image, setting.fine_samples_weight > 0.0) {
+            let unknown = || vec![None; self.ids.len()];
+            let known = self.place_densities.entry(setting.density_km.to_bits()).or_insert_with(unknown);
+            for (score, at) in scores.iter_mut().zip(&near) {
+                let density = || log_sample_density(image, self.vectors[*at], setting.density_km);
+                *score += setting.fine_samples_weight * *known[*at].get_or_insert_with(density);
+            }
+        }
+        let weights = weights(&scores);
         let table = ClosenessTable::of_places();
         let votes = |one: usize| -> f64 {
             if weights[one] == 0.0 {
@@ -171,7 +182,7 @@ impl<'a> Pool<'a> {
             };
             near.iter().zip(&weights).filter(|(_, weight)| **weight > 0.0).map(vote).sum()
         };
-        first_best(&(0..near.len()).map(votes).collect::<Vec<f64>>()).map_or(region, |place| near[place])
+        first_best(&(0..near.len()).map(votes).collect::<Vec<f64>>()).map(|place| near[place])
     }
 }
 

@@ -50,6 +50,9 @@ pub enum HybridMode {
     // Runs that were made before there was a second round have one of the other two names.
     #[serde(alias = "aggregate", alias = "fusion")]
     Consensus,
+    /// Only the second round of the vote: the points within the radius of LocDiff's answer vote. LocDiff's answer is kept
+    /// if there is no such point.
+    Nearby,
 }
 
 section! {
@@ -155,6 +158,7 @@ mod tests {
         for (name, want) in [
             ("any-sample", HybridMode::AnySample),
             ("consensus", HybridMode::Consensus),
+            ("nearby", HybridMode::Nearby),
             ("aggregate", HybridMode::Consensus),
             ("fusion", HybridMode::Consensus),
         ] {
