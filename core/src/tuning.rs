@@ -152,8 +152,9 @@ impl Default for Trials {
                 }
             }
         }
-        // The first round has no part in this mode, so its scale makes no difference.
-        let nearby = |alone| Hybrid { mode: HybridMode::Nearby, ..alone };
+        // There is no first round in this mode. Its weights have their default values, for a user who takes over the
+        // chosen setting and changes the mode.
+        let nearby = |alone| Hybrid { mode: HybridMode::Nearby, density_weight: 1.0, ..alone };
         hybrid.extend(both_rounds(1.0).map(nearby).into_iter().flat_map(Hybrid::with_samples));
         Self { consensus, hybrid }
     }

@@ -176,7 +176,8 @@ pub fn not_finite(step: u64, rank: u32, loss: f64, largest: f64, has_kl: bool) -
 pub fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
     let values = values.f_detach()?;
     if values.device() == Device::Cpu {
-        // One pass over the values is enough if all of them are finite. On a GPU, the host would have to wait for it.
+        // One pass over the values is enough if all of them are finite. On a GPU, the host would have to wait for the
+        // result of this pass.
         let (least, most) = values.f_aminmax(None, false)?;
         let largest = most.f_maximum(&least.f_neg()?)?;
         if largest.f_double_value(&[])?.is_finite() {

@@ -89,6 +89,8 @@ if MODE == "hang-up":
     time.sleep(600)
 if MODE == "same-line":
     print("the same line", flush=True)
+if MODE == "malloc":
+    print("malloc keeps", os.environ["MALLOC_MMAP_THRESHOLD_"], os.environ["MALLOC_TRIM_THRESHOLD_"], flush=True)
 if MODE == "flood":
     for _ in range(200):
         os.write(1, b"x" * (1 << 20))

@@ -122,6 +122,16 @@ fn crashed_worker_is_named_with_its_last_output() {
 }
 
 #[test]
+fn workers_keep_freed_memory_unless_the_user_decides() {
+    let stage = Stage::new(Worker::Fake("malloc"));
+    let line = "--device cpu self-check";
+    stage.run(line).exits_with(ExitCode::Success).stderr_has("malloc keeps 33554432 1099511627776");
+    let output = stage.command(line).env("MALLOC_TRIM_THRESHOLD_", "4096").output().expect("the program runs");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("malloc keeps 33554432 4096"), "{stderr}");
+}
+
+#[test]
 fn error_of_a_failed_worker_is_quoted() {
     let stage = Stage::new(Worker::Fake("fail@2"));
     stage.run("--workers 3 --device cpu self-check").exits_with(ExitCode::WorkerFailed).stderr_has("no such thing");

@@ -6,7 +6,7 @@ mod split;
 // The letters after the last underscore of a tensor's name are its dimensions: b for the batch, a for the anchors, and
 // d for the dimensions of a code.
 
-use locdiff::loss::{CODE_SCALE, Inputs, Loss, LossError, Losses};
+use locdiff::loss::{CODE_SCALE, Inputs, Loss, LossError, Losses, largest_finite};
 use locdiff::shdd::{Basis, Filter, uniform_points};
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Device, Kind, Tensor};
@@ -210,6 +210,21 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
     assert_eq!(text, format!("step 12, rank 3: the loss is NaN; {named}{advice}"));
     let text = check(&only_l2, &(predicted.ones_like() * f64::NAN)).to_string();
     assert_eq!(text, format!("step 12, rank 3: the loss is NaN; no value of the prediction is finite{advice}"));
+}
+
+#[test]
+fn largest_magnitude_ignores_values_that_are_not_finite() {
+    let cases = [
+        ([-5.0, 2.0], 5.0),
+        ([1.0, 3.0], 3.0),
+        ([f64::NEG_INFINITY, 3.0], 3.0),
+        ([f64::NAN, -4.0], 4.0),
+        ([f64::NAN, f64::INFINITY], -1.0),
+    ];
+    for (values, want) in cases {
+        let largest = largest_finite(&Tensor::from_slice(&values)).expect("the tensor has values");
+        assert_eq!(largest.double_value(&[]), want, "{values:?}");
+    }
 }
 
 #[test]

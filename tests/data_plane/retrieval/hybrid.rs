@@ -216,7 +216,8 @@ fn vote_follows_the_definition() {
                 let is_right = may_win(&scene, image, &alone, prior, TOP, Some(found.consensus));
                 assert!(is_right, "image {image}, {prior:?}, {alone}");
                 assert_eq!(places.consensus, found.consensus, "retrieval with consensus depends on LocDiff");
-                moved += u32::from(found.hybrid != Some(found.consensus));
+                let is_vote = setting.mode == HybridMode::Consensus;
+                moved += u32::from(is_vote && found.hybrid != Some(found.consensus));
                 kept += u32::from(found.hybrid.is_none());
                 all.push(found.consensus);
             }

@@ -71,7 +71,8 @@ section! {
         /// How LocDiff-H chooses a gallery point.
         pub mode: HybridMode = HybridMode::Consensus,
         /// Radius in km. mode = "any-sample": search radius around each sample. mode = "consensus": radius of the second
-        /// round around the winner of the first round. Retrieval with consensus has the latter in both modes.
+        /// round around the winner of the first round. mode = "nearby": radius around LocDiff's answer. Retrieval with
+        /// consensus always has the radius of the second round.
         pub radius_km: f64 = 100.0,
         /// First round of LocDiff-H: factor that multiplies the similarities. The smaller it is, the more points have a
         /// say.
