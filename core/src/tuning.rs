@@ -121,7 +121,7 @@ impl Hybrid {
 
     /// This setting, and the same with other weights of the samples in the second round.
     fn with_samples(self) -> Vec<Self> {
-        let weighted = [(1.0, 25.0), (1.0, 100.0), (4.0, 25.0), (4.0, 100.0)];
+        let weighted = [(1.0, 25.0), (1.0, 100.0), (4.0, 100.0)];
         let others = weighted.map(|(fine_samples_weight, density_km)| Self { fine_samples_weight, density_km, ..self });
         std::iter::once(self).chain(others).collect()
     }
@@ -129,6 +129,14 @@ impl Hybrid {
 
 /// Radius of the second round in all settings that tuning tries, km.
 const RADIUS_KM: f64 = 100.0;
+/// The factors of the logits in the first round that tuning tries. LocDiff-H and retrieval with consensus try the same.
+const SCALES: [f64; 6] = [0.12, 0.25, 0.5, 1.0, 2.0, 4.0];
+/// The factors of the logits in the second round that tuning tries.
+const FINE_SCALES: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
+
+/// The weights of p and q in the first round that tuning tries for LocDiff-H.
+const WEIGHTS: [(f64, f64); 8] =
+    [(0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 4.0), (8.0, 0.0)];
 
 /// The settings that tuning tries.
 #[derive(Debug, Clone, PartialEq)]
@@ -142,14 +150,12 @@ pub struct Trials {
 impl Default for Trials {
     fn default() -> Self {
         let both_rounds =
-            |scale: f64| [1.0, 2.0, 4.0].map(|fine_scale| Hybrid::without_locdiff(RADIUS_KM, scale, fine_scale));
-        let consensus = [0.12, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0].into_iter().flat_map(both_rounds).collect();
+            |scale: f64| FINE_SCALES.map(|fine_scale| Hybrid::without_locdiff(RADIUS_KM, scale, fine_scale));
+        let consensus: Vec<Hybrid> = SCALES.into_iter().flat_map(both_rounds).collect();
         let mut hybrid = Vec::new();
-        for alone in [0.25, 0.5, 1.0].into_iter().flat_map(both_rounds) {
-            for density_weight in [0.5, 1.0, 8.0] {
-                for samples_weight in [0.0, 2.0, 8.0] {
-                    hybrid.extend(Hybrid { density_weight, samples_weight, ..alone }.with_samples());
-                }
+        for alone in &consensus {
+            for (density_weight, samples_weight) in WEIGHTS {
+                hybrid.extend(Hybrid { density_weight, samples_weight, ..*alone }.with_samples());
             }
         }
         // There is no first round in this mode. Its weights have their default values, for a user who takes over the

@@ -45,7 +45,7 @@ pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
         return best.first().map(|(point, _)| *point);
     }
     let setting = Hybrid::without_locdiff(NEIGHBOURS_KM, 1.0, 1.0);
-    Pool::new((points, &Surroundings::default()), best, &[], None).answer(&setting)
+    Pool::new((points, &Surroundings::default()), best, &[], None).answers(&[setting])[0]
 }
 
 /// How the best gallery points choose the answers of retrieval.
@@ -90,15 +90,19 @@ pub fn locate(
             HybridMode::Consensus | HybridMode::Nearby => (Some(image), &near[..]),
             HybridMode::AnySample => (None, &[][..]),
         };
-        let mut pool = Pool::new((points, surroundings), voters.best(scored), of_pool, image);
-        let consensus = pool.answer(&voters.consensus).expect("every photo has a best point");
-        let answer = match hybrid.mode {
-            HybridMode::Consensus | HybridMode::Nearby => pool.answer(hybrid),
+        let pool = Pool::new((points, surroundings), voters.best(scored), of_pool, image);
+        let settings = [voters.consensus, *hybrid];
+        let (consensus, answer) = match hybrid.mode {
+            HybridMode::Consensus | HybridMode::Nearby => {
+                let answers = pool.answers(&settings);
+                (answers[0], answers[1])
+            }
             HybridMode::AnySample => {
                 let logits: Vec<f64> = near.iter().map(|(_, logit)| f64::from(*logit)).collect();
-                first_best(&logits).map(|place| near[place].0)
+                (pool.answers(&settings[..1])[0], first_best(&logits).map(|place| near[place].0))
             }
         };
+        let consensus = consensus.expect("every photo has a best point");
         let place = |point: u32| points[point as usize];
         LocatedPlaces { retrieval, consensus: place(consensus), hybrid: answer.map(place) }
     };
@@ -124,7 +128,7 @@ pub fn locate_alone(
     let photos = vec![(); queries.size().first().copied().unwrap_or(0) as usize];
     let points = retriever.gallery().points();
     let finish = |(): &(), _: &[u32], scored: &Scored, retrieval: UnitVector| {
-        let winner = Pool::new((points, surroundings), voters.best(scored), &[], None).answer(&voters.consensus);
+        let winner = Pool::new((points, surroundings), voters.best(scored), &[], None).answers(&[voters.consensus])[0];
         let consensus = points[winner.expect("every photo has a best point") as usize];
         RetrievedPlaces { retrieval, consensus }
     };
@@ -155,16 +159,19 @@ pub fn try_settings(
     let finish =
         |(image, truth): &(&ImageSamples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
             let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
-            let mut pool = Pool::new((index.points(), surroundings), voters.best(scored), &near, Some(image));
-            let mut error = |setting: &Hybrid| {
-                let answer = pool.answer(setting).map_or(image.aggregate, |winner| index.points()[winner as usize]);
-                truth.distance(answer).0 as f32
+            let pool = Pool::new((index.points(), surroundings), voters.best(scored), &near, Some(image));
+            let settings = [&trials.consensus[..], &trials.hybrid].concat();
+            let error = |answer: Option<u32>| {
+                let place = answer.map_or(image.aggregate, |winner| index.points()[winner as usize]);
+                truth.distance(place).0 as f32
             };
+            let mut errors: Vec<f32> = pool.answers(&settings).into_iter().map(error).collect();
+            let settings_km = errors.split_off(trials.consensus.len());
             TuningErrors {
                 own_km: truth.distance(image.aggregate).0 as f32,
                 retrieval_km: truth.distance(retrieval).0 as f32,
-                consensus_km: trials.consensus.iter().map(&mut error).collect(),
-                settings_km: trials.hybrid.iter().map(&mut error).collect(),
+                consensus_km: errors,
+                settings_km,
             }
         };
     let excluded = exclude.map(|radius| Exclusion { radius, truths });

@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
-use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2, first_best};
+use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2};
 use super::surroundings::{SMOOTHED_KM, Surroundings};
 use crate::shdd::Basis;
 
@@ -61,11 +61,6 @@ pub(super) struct Pool<'a> {
     similar: usize,
     /// How close each point is to each other point in the first round, row by row.
     closeness: Vec<f32>,
-    /// Winners of the rounds that were asked for so far. Many settings share a round.
-    first_winners: BTreeMap<(usize, [u64; 3]), usize>,
-    second_winners: BTreeMap<([usize; 2], [u64; 4]), usize>,
-    /// log q of the second round at each point, as far as it is known, for each width.
-    place_densities: BTreeMap<u64, Vec<Option<f64>>>,
 }
 
 impl<'a> Pool<'a> {
@@ -90,11 +85,8 @@ impl<'a> Pool<'a> {
             log_densities: image
                 .map_or_else(|| vec![[0.0; 2]; ids.len()], |image| region_densities(image, &vectors, &levels)),
             log_factors: ids.iter().map(|id| surroundings.log_factor(*id)).collect(),
-            closeness: closeness_matrix(&vectors),
+            closeness: closeness_matrix(&vectors, ClosenessTable::of_regions()),
             similar: best.len(),
-            first_winners: BTreeMap::new(),
-            second_winners: BTreeMap::new(),
-            place_densities: BTreeMap::new(),
             image,
             ids,
             vectors,
@@ -102,31 +94,56 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// The winner of the vote. `None` if there are no voters, or none within the radius in the mode `nearby`.
-    pub(super) fn answer(&mut self, setting: &Hybrid) -> Option<u32> {
+    /// The winner of the vote under each setting. `None` if there are no voters, or none within the radius in the mode
+    /// `nearby`. Settings share the rounds in which they do not differ.
+    pub(super) fn answers(&self, settings: &[Hybrid]) -> Vec<Option<u32>> {
+        let mut winners = vec![None; settings.len()];
         if self.similar == 0 {
-            return None;
+            return winners;
         }
-        if setting.mode == HybridMode::Nearby {
-            let centre = self.image?.aggregate;
-            return self.second_round(setting, centre).map(|winner| self.ids[winner]);
+        for ((_, centre, _), of_centre) in self.by_centre(settings) {
+            let first = &settings[of_centre[0]];
+            let here = centre.map_or_else(|| self.image.map(|image| image.aggregate), |at| Some(self.vectors[at]));
+            let Some(here) = here else { continue };
+            let is_near = |at: &usize| chord_km(here, self.vectors[*at]) <= first.radius_km;
+            let near: Vec<usize> = (0..self.voters(first)).filter(is_near).collect();
+            let places: Vec<UnitVector> = near.iter().map(|at| self.vectors[*at]).collect();
+            let fine = |at: &usize| {
+                let setting = &settings[*at];
+                [setting.fine_scale, setting.fine_samples_weight, setting.density_km].map(f64::to_bits)
+            };
+            let rounds = distinct(&of_centre, fine);
+            let mut densities = BTreeMap::new();
+            let scores: Vec<Vec<f64>> =
+                rounds.values().map(|same| self.place_scores(&settings[same[0]], &near, &mut densities)).collect();
+            let found = vote(&closeness_matrix(&places, ClosenessTable::of_places()), near.len(), &scores);
+            for (same, winner) in rounds.values().zip(found) {
+                same.iter().for_each(|at| winners[*at] = winner.map(|place| self.ids[near[place]]));
+            }
         }
-        let voters = self.voters(setting);
-        let weights = [setting.scale, setting.density_weight, setting.samples_weight];
-        let key = (voters, weights.map(f64::to_bits));
-        let region = match self.first_winners.get(&key) {
-            Some(winner) => *winner,
-            None => self.first_round(setting),
+        winners
+    }
+
+    /// Holds the first round. Groups the settings, given by their positions, by their voters, by the winner of the first
+    /// round (`None`: LocDiff's answer) and by the radius around it.
+    fn by_centre(&self, settings: &[Hybrid]) -> BTreeMap<(usize, Option<usize>, u64), Vec<usize>> {
+        let (nearby, both_rounds): (Vec<usize>, Vec<usize>) =
+            (0..settings.len()).partition(|at| settings[*at].mode == HybridMode::Nearby);
+        let coarse = |at: &usize| {
+            let setting = &settings[*at];
+            let weights = [setting.scale, setting.density_weight, setting.samples_weight];
+            (self.voters(setting), weights.map(f64::to_bits))
         };
-        self.first_winners.insert(key, region);
-        let fine = [setting.radius_km, setting.fine_scale, setting.fine_samples_weight, setting.density_km];
-        let key = ([voters, region], fine.map(f64::to_bits));
-        let winner = match self.second_winners.get(&key) {
-            Some(winner) => *winner,
-            None => self.second_round(setting, self.vectors[region]).unwrap_or(region),
-        };
-        self.second_winners.insert(key, winner);
-        Some(self.ids[winner])
+        let rounds = distinct(&both_rounds, coarse);
+        let scores: Vec<Vec<f64>> = rounds.values().map(|same| self.region_scores(&settings[same[0]])).collect();
+        let regions = vote(&self.closeness, self.ids.len(), &scores);
+        let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        let centres = rounds.into_values().zip(regions).chain([(nearby, None)]);
+        for (at, centre) in centres.flat_map(|(same, centre)| same.into_iter().map(move |at| (at, centre))) {
+            let key = (self.voters(&settings[at]), centre, settings[at].radius_km.to_bits());
+            groups.entry(key).or_default().push(at);
+        }
+        groups
     }
 
     /// Number of points that vote.
@@ -134,60 +151,70 @@ impl<'a> Pool<'a> {
         if setting.is_without_locdiff() { self.similar } else { self.ids.len() }
     }
 
-    fn first_round(&self, setting: &Hybrid) -> usize {
+    /// The score s of each voter in the first round.
+    fn region_scores(&self, setting: &Hybrid) -> Vec<f64> {
         let score = |at: usize| {
             let [predicted, of_samples] = self.log_densities[at];
             let locdiff = setting.density_weight * predicted + setting.samples_weight * of_samples;
             setting.scale * self.logits[at] + locdiff + self.log_factors[at]
         };
-        let scores: Vec<f64> = (0..self.voters(setting)).map(score).collect();
-        let weights = weights(&scores);
-        let (all, count) = (self.ids.len(), weights.len());
-        let votes = |at: usize| {
-            if weights[at] == 0.0 {
-                return 0.0;
-            }
-            // Eight sums at once, which the compiler turns into vector instructions.
-            let (mut sums, row) = ([0.0_f32; 8], &self.closeness[at * all..at * all + count]);
-            for (close, weight) in row.chunks(8).zip(weights.chunks(8)) {
-                sums.iter_mut().zip(close.iter().zip(weight)).for_each(|(sum, (close, weight))| *sum += close * weight);
-            }
-            sums.iter().map(|sum| f64::from(*sum)).sum()
-        };
-        first_best(&(0..count).map(votes).collect::<Vec<f64>>()).unwrap_or(0)
+        (0..self.voters(setting)).map(score).collect()
     }
 
-    /// The winner among the voters within the radius of `centre`. `None` if there are none.
-    fn second_round(&mut self, setting: &Hybrid, centre: UnitVector) -> Option<usize> {
-        let is_near = |at: &usize| chord_km(centre, self.vectors[*at]) <= setting.radius_km;
-        let near: Vec<usize> = (0..self.voters(setting)).filter(is_near).collect();
+    /// The score s of the voters `near` in the second round. `densities` keeps log q of these voters for each width.
+    fn place_scores(&self, setting: &Hybrid, near: &[usize], densities: &mut BTreeMap<u64, Vec<f64>>) -> Vec<f64> {
         let mut scores: Vec<f64> = near.iter().map(|at| setting.fine_scale * self.logits[*at]).collect();
         if let (Some(image), true) = (self.image, setting.fine_samples_weight > 0.0) {
-            let unknown = || vec![None; self.ids.len()];
-            let known = self.place_densities.entry(setting.density_km.to_bits()).or_insert_with(unknown);
-            for (score, at) in scores.iter_mut().zip(&near) {
-                let density = || log_sample_density(image, self.vectors[*at], setting.density_km);
-                *score += setting.fine_samples_weight * *known[*at].get_or_insert_with(density);
-            }
+            let density = |at: &usize| log_sample_density(image, self.vectors[*at], setting.density_km);
+            let known = densities.entry(setting.density_km.to_bits());
+            let known = known.or_insert_with(|| near.iter().map(density).collect());
+            scores.iter_mut().zip(known).for_each(|(score, log_q)| *score += setting.fine_samples_weight * *log_q);
         }
-        let weights = weights(&scores);
-        let table = ClosenessTable::of_places();
-        let votes = |one: usize| -> f64 {
-            if weights[one] == 0.0 {
-                return 0.0;
-            }
-            let vote = |(other, weight): (&usize, &f32)| {
-                let close = table.at(chord2(self.vectors[near[one]], self.vectors[*other]) as f32);
-                f64::from(*weight) * f64::from(close)
-            };
-            near.iter().zip(&weights).filter(|(_, weight)| **weight > 0.0).map(vote).sum()
-        };
-        first_best(&(0..near.len()).map(votes).collect::<Vec<f64>>()).map(|place| near[place])
+        scores
     }
 }
 
+/// Groups the elements of `all` by their keys.
+fn distinct<Key: Ord>(all: &[usize], key: impl Fn(&usize) -> Key) -> BTreeMap<Key, Vec<usize>> {
+    let mut groups: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
+    all.iter().for_each(|one| groups.entry(key(one)).or_default().push(*one));
+    groups
+}
+
+/// The winners of several votes among the same points: `scores` has a list for each vote. `closeness` holds how close
+/// each of `count` points is to each other point, row by row. Only the first points vote if a list of scores is shorter
+/// than `count`. `None` if nobody votes.
+fn vote(closeness: &[f32], count: usize, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
+    // Many votes at once read each row of a large matrix once.
+    let few_at_once = scores.chunks(4).flat_map(|scores| vote_at_once::<4>(closeness, count, scores));
+    let many_at_once = scores.chunks(32).flat_map(|scores| vote_at_once::<32>(closeness, count, scores));
+    if scores.len() <= 4 { few_at_once.collect() } else { many_at_once.collect() }
+}
+
+/// The winners of at most `VOTES` votes.
+fn vote_at_once<const VOTES: usize>(closeness: &[f32], count: usize, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
+    let mut weights = vec![[0.0_f32; VOTES]; count];
+    for (vote, scores) in scores.iter().enumerate() {
+        weights.iter_mut().zip(weights_of(scores)).for_each(|(weights, weight)| weights[vote] = weight);
+    }
+    let mut best = [(0.0_f32, None); VOTES];
+    for (at, own) in weights.iter().enumerate().filter(|(_, own)| own.iter().any(|weight| *weight > 0.0)) {
+        // The compiler turns the sums into vector instructions.
+        let mut sums = [0.0_f32; VOTES];
+        for (close, weights) in closeness[at * count..(at + 1) * count].iter().zip(&weights) {
+            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += close * weight);
+        }
+        for (best, (sum, own)) in best.iter_mut().zip(sums.into_iter().zip(own)) {
+            if *own > 0.0 && sum > best.0 {
+                *best = (sum, Some(at));
+            }
+        }
+    }
+    best[..scores.len()].iter().map(|(_, winner)| *winner).collect()
+}
+
 /// exp(s) of each score, divided by the largest. Weights below e⁻⁹ become 0.
-fn weights(scores: &[f64]) -> Vec<f32> {
+fn weights_of(scores: &[f64]) -> Vec<f32> {
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weight = |score: &f64| if *score < highest - DEPTH { 0.0 } else { (score - highest).exp() as f32 };
     scores.iter().map(weight).collect()
@@ -227,7 +254,8 @@ fn log_densities(image: &ImageSamples, points: &[UnitVector], levels: &[usize]) 
 fn smoothed(code: &[f32], degree: u32, km: f64) -> Vec<f64> {
     let width = km / EARTH_RADIUS_KM;
     let factor = |l: u32| (-f64::from(l * (l + 1)) * width * width / 2.0).exp();
-    // Dimensions that a low-pass filter drops are 0, and no other number that a network predicts is. The sum of the squares of all harmonics of degree l is (2l + 1) / 4π.
+    // Dimensions that a low-pass filter drops are 0, and no other number that a network predicts is. The sum of the
+    // squares of all harmonics of degree l is (2l + 1) / 4π.
     let kept =
         |l: u32| code[(l * l) as usize..((l + 1) * (l + 1)) as usize].iter().filter(|value| **value != 0.0).count();
     let highest: f64 = (0..=degree).map(|l| kept(l) as f64 / (4.0 * std::f64::consts::PI) * factor(l)).sum();
@@ -243,9 +271,9 @@ fn log_sample_density(image: &ImageSamples, point: UnitVector, width_km: f64) ->
     (DENSITY_MIN + mean).ln()
 }
 
-/// How close each point is to each other point in the first round, row by row.
-fn closeness_matrix(vectors: &[UnitVector]) -> Vec<f32> {
-    let (count, table) = (vectors.len(), ClosenessTable::of_regions());
+/// How close each point is to each other point, row by row.
+fn closeness_matrix(vectors: &[UnitVector], table: &ClosenessTable) -> Vec<f32> {
+    let count = vectors.len();
     let mut closeness = vec![table.at(0.0); count * count];
     for (one, here) in vectors.iter().enumerate() {
         for (other, there) in vectors.iter().enumerate().skip(one + 1) {

@@ -34,7 +34,7 @@ use crate::verbs::restarts::try_again;
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Width of the tables in `report.txt` and `tuned.toml`, in columns.
+/// Width of the tables in `report.txt` and in files with tuned settings, in columns.
 const REPORT_WIDTH: usize = 120;
 
 /// Number of folds of the cross-validation, which checks the choice of settings. Each fold holds the photos of one part
@@ -102,7 +102,7 @@ impl Evaluation<'_> {
         Ok(result)
     }
 
-    /// Chooses the settings of LocDiff-H on the validation rows and writes them to `tuned.toml`. A later call of
+    /// Chooses the settings of LocDiff-H on the validation rows and writes them to a file. A later call of
     /// `evaluate` uses these settings, except for fields that `--set` sets.
     pub(in crate::verbs) fn tune(&mut self, hybrid: HybridRequest) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
@@ -137,9 +137,11 @@ impl Evaluation<'_> {
             table::excluded(&summary, &config.eval),
         );
         let accuracies = |width: usize| table::choice(&chosen, &config.eval.thresholds_km, width);
-        let path = self
-            .folder()?
-            .write_tuned(&format!("{origin}\n{}\n{}", chosen.setting, accuracies(REPORT_WIDTH)), &tuned)?;
+        let path = self.folder()?.write_tuned(
+            config.eval.prior,
+            &format!("{origin}\n{}\n{}", chosen.setting, accuracies(REPORT_WIDTH)),
+            &tuned,
+        )?;
         self.output.print(&format!("{}\n{}", wrapped(&origin, 2, width()), accuracies(width())));
         let values = toml::to_string(&tuned)?;
         let values: Vec<String> = values.lines().map(|line| format!("\n  {line}")).collect();

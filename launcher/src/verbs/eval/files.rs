@@ -1,5 +1,6 @@
 //! The folder `RUN/eval/` of a run, with the results of the last evaluation. Each file is written atomically. A new
-//! evaluation replaces all results, and a new tuning replaces `tuned.toml`.
+//! evaluation replaces all results, and a new tuning replaces
+//! the settings that were tuned with the same prior.
 //!
 //! ```text
 //! truth.csv                 id,lat,lon of every evaluated row, in the order of the data
@@ -10,12 +11,13 @@
 //! report.txt                the table and the configuration
 //! lock                      locked by the evaluation that writes to this folder
 //! tuned.toml                settings of LocDiff-H chosen by `eval --tune` and used by `eval --hybrid`
+//! tuned-even.toml           the same, for `eval.prior = "even"`
 //! ```
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use locdiff_core::config::{RetrievalHead, RunConfig};
+use locdiff_core::config::{Prior, RetrievalHead, RunConfig};
 use locdiff_core::files::Files;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::protocol::{LocatedRow, Method};
@@ -34,7 +36,7 @@ const PLOT: &str = "accuracy-by-distance.svg";
 /// Prefix of the names of files with answers.
 const PREDICTIONS: &str = "predictions-";
 
-/// Settings of LocDiff-H, as `tuned.toml` holds them.
+/// Tuned settings of LocDiff-H, as a file holds them.
 #[derive(Debug, Serialize)]
 pub(super) struct TunedSetting {
     /// The head that the settings were tuned for.
@@ -49,8 +51,13 @@ pub(super) struct TunedSetting {
     pub(super) setting: Hybrid,
 }
 
-/// Name of the file with tuned settings of LocDiff-H.
-pub(super) const TUNED: &str = "tuned.toml";
+/// Name of the file with the settings of LocDiff-H that were tuned with `prior`.
+pub(super) fn tuned_name(prior: Prior) -> &'static str {
+    match prior {
+        Prior::Training => "tuned.toml",
+        Prior::Even => "tuned-even.toml",
+    }
+}
 
 /// The folder `RUN/eval/`, locked by this process.
 pub(super) struct EvalFolder {
@@ -140,12 +147,18 @@ impl EvalFolder {
         self.write("report.txt", report.as_bytes())
     }
 
-    /// Writes settings of LocDiff-H, and the head that they were tuned for, to `tuned.toml`. The file begins with the
-    /// lines of `comment`: the first describes the origin of the settings, and the second describes the settings.
-    pub(super) fn write_tuned(&self, comment: &str, tuned: &TunedSetting) -> Result<PathBuf, LaunchError> {
+    /// Writes settings of LocDiff-H that were tuned with `prior`, and the head that they were tuned for. The file begins
+    /// with the lines of `comment`: the first describes the origin of the settings, and the second describes the
+    /// settings.
+    pub(super) fn write_tuned(
+        &self,
+        prior: Prior,
+        comment: &str,
+        tuned: &TunedSetting,
+    ) -> Result<PathBuf, LaunchError> {
         let comment: String = comment.lines().map(|line| format!("# {line}\n")).collect();
         let values = toml::to_string(tuned).expect("the settings can be written as TOML");
-        self.write(TUNED, format!("{comment}\n[retrieval]\n{values}").as_bytes())
+        self.write(tuned_name(prior), format!("{comment}\n[retrieval]\n{values}").as_bytes())
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, LaunchError> {

@@ -5,9 +5,9 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use locdiff_core::config::{self, CheckpointChoice, Layer, Resolved, RetrievalHead};
+use locdiff_core::config::{self, CheckpointChoice, Layer, Prior, Resolved, RetrievalHead};
 
-use super::files::TUNED;
+use super::files::tuned_name;
 use crate::cli::Global;
 use crate::error::{LaunchError, refuse, reported};
 use crate::output::Output;
@@ -26,11 +26,12 @@ pub(super) fn find(
     let run = find_run(None, global, output)?;
     let resolved = match global.config.is_empty() {
         false => {
-            let tuned = run.join("eval").join(TUNED);
+            let resolved = resolve(global)?;
+            let tuned = run.join("eval").join(tuned_name(resolved.config.eval.prior));
             if is_hybrid && tuned.exists() {
                 output.print(&format!("using the settings of --config, not {}", tuned.display()));
             }
-            resolve(global)?
+            resolved
         }
         true => own_configuration(&run, global, is_hybrid, output)?,
     };
@@ -46,8 +47,8 @@ pub(super) fn find(
     Ok((run, checkpoint, protected, resolved))
 }
 
-/// The run's own configuration with `--set` and the other flags. If LocDiff-H is evaluated, tuned settings override the
-/// run's own settings. Exception: if the configuration chooses a different retrieval head from the one that was tuned,
+/// The run's own configuration with `--set` and the other flags. If LocDiff-H is evaluated, settings that were
+/// tuned with the same prior override the run's own settings. Exception: if the configuration chooses a different retrieval head from the one that was tuned,
 /// the tuned settings are ignored.
 fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Resolved, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
@@ -55,12 +56,18 @@ fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Outpu
     if !is_hybrid {
         return Ok(own);
     }
-    let path = run.join("eval").join(TUNED);
+    let prior = own.config.eval.prior;
+    let path = run.join("eval").join(tuned_name(prior));
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let line = "LocDiff-H uses the configured settings, because `eval --tune` has not tuned this run";
-            output.print(&wrapped(line, 2, width()));
+            let with = match prior {
+                Prior::Training => "",
+                Prior::Even => " with eval.prior = \"even\"",
+            };
+            let line =
+                format!("LocDiff-H uses the configured settings, because `eval --tune` has not tuned this run{with}");
+            output.print(&wrapped(&line, 2, width()));
             return Ok(own);
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
