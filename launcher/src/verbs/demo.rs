@@ -1,12 +1,12 @@
 //! `demo`: runs everything from data to evaluation, with a model that is small enough for two CPU cores.
 //!
 //! Imports GeoCLIP's weights, divides the places of its gallery into training, validation and test places, simulates
-//! photos there, trains, and evaluates (`eval.after_train`). LocDiff-H is tuned on the validation photos and evaluated
-//! on the test photos.
+//! photos there in world 2, trains GeoCLIP's image head and LocDiff on them, and evaluates (`eval.after_train`). LocDiff-H
+//! is tuned on the validation photos and evaluated on the test photos.
 
 use std::path::Path;
 
-use locdiff_core::config;
+use locdiff_core::config::{self, RetrievalHead, RunConfig};
 use locdiff_core::protocol::SimulatedWorld;
 use locdiff_core::tables::PartShare;
 use serde_json::{Value, json};
@@ -34,12 +34,17 @@ const TEST_ROWS: u64 = 1000;
 /// different view.
 const VIEWS: u32 = 16;
 
+/// Name of the run that trains GeoCLIP's image head.
+const HEAD_RUN: &str = "demo-head";
+/// The training of the head. It takes seconds on two CPU cores.
+const HEAD_SETTINGS: [&str; 3] = ["train.steps=300", "train.global_batch=512", "loss.negatives=512"];
+
 /// Imports GeoCLIP and simulates photos if their folders are missing, then trains a run and evaluates it. Resumes the
 /// run that `--run` names, if it exists. Without `--run`, resumes an unfinished run with the same configuration, such
 /// as an interrupted demo.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
-    let resolved = config::load(&global.layers("demo")).map_err(LaunchError::from)?;
+    let mut resolved = config::load(&global.layers("demo")).map_err(LaunchError::from)?;
     let world = NodeWorkers::plan(&resolved.config, &inventory)?;
     let config = &resolved.config;
     if !Path::new(&config.retrieval.geoclip).exists() {
@@ -80,7 +85,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         }
         output.print(&format!("simulating {rows} photos in {out} ..."));
         let verb = ShardsVerb::Simulate {
-            world: SimulatedWorld::One,
+            world: SimulatedWorld::Two,
             rows: Some(rows),
             seed,
             out: out.into(),
@@ -93,8 +98,26 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         };
         shards::run(&verb, global, output)?;
     }
-    output.print(&format!("training with {} workers ...", world.slots.len()));
+    if config.retrieval.wanted_head() == RetrievalHead::Auto {
+        train_head(global, config, &world, output)?;
+        resolved.config.retrieval.run = HEAD_RUN.to_owned();
+    }
+    output.print(&format!("training LocDiff with {} workers ...", world.slots.len()));
     let choice = train::RunChoice { prefix: "demo".to_owned(), is_new: false };
     let trained = train::run_resolved(&resolved, &world, Vec::new(), &choice, output)?;
     Ok(json!({ "ok": true, "train": trained }))
+}
+
+/// Trains GeoCLIP's image head on the training photos. The settings of the demo, such as `--set`, do not apply to it, so
+/// all demos in a folder share one head.
+fn train_head(global: &Global, demo: &RunConfig, world: &NodeWorkers, output: Output) -> anyhow::Result<()> {
+    let mut settings = HEAD_SETTINGS.map(str::to_owned).to_vec();
+    settings.push(format!("shards.train={}", demo.shards.train));
+    settings.push(format!("checkpoint.dir={}", demo.checkpoint.dir));
+    settings.push(format!("retrieval.geoclip={}", demo.retrieval.geoclip));
+    let global = Global { config: Vec::new(), set: settings, run: Some(HEAD_RUN.to_owned()), ..global.clone() };
+    let head = config::load(&global.layers("geoclip")).map_err(LaunchError::from)?;
+    output.print("training GeoCLIP's image head ...");
+    let choice = train::RunChoice { prefix: HEAD_RUN.to_owned(), is_new: false };
+    train::run_resolved(&head, world, Vec::new(), &choice, output).map(drop)
 }
