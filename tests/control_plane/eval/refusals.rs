@@ -133,6 +133,17 @@ fn settings_are_never_tuned_on_test_data() {
     for line in tuned.lines().filter(|line| line.contains(" = ")) {
         assert!(report.lines().any(|found| found == line), "{line} is not in the report");
     }
+    // Settings that were tuned with another prior are not used, and a tuning with that prior leaves them alone.
+    let ran = stage.run("--json --set eval.prior=even eval --hybrid");
+    let said = ran.exits_with(ExitCode::Success).stderr.replace("\n  ", " ");
+    assert!(said.contains("has not tuned this run with eval.prior = \"even\""), "{said}");
+    let line = "--json --set shards.validation=shards/validation --set eval.prior=even eval --tune --hybrid";
+    stage.run(line).exits_with(ExitCode::Success);
+    let folder = stage.path().join("checkpoints/small/eval");
+    assert_eq!(std::fs::read_to_string(folder.join("tuned.toml")).expect("the settings are kept"), tuned);
+    assert!(folder.join("tuned-even.toml").exists());
+    let ran = stage.run("--json --set eval.prior=even eval --hybrid");
+    ran.exits_with(ExitCode::Success).stderr_has("  checkpoints/small/eval/tuned-even.toml\n  tuned on 100 photos");
     // Settings from the command line override tuned settings, both when `tuned.toml` is read and when `eval --tune`
     // chooses new settings.
     for flags in ["eval --hybrid", "--set shards.validation=shards/validation eval --tune --hybrid"] {
