@@ -101,6 +101,7 @@ impl<'a> Pool<'a> {
         if self.similar == 0 {
             return winners;
         }
+        let mut densities = BTreeMap::new();
         for ((_, centre, _), of_centre) in self.by_centre(settings) {
             let first = &settings[of_centre[0]];
             let here = centre.map_or_else(|| self.image.map(|image| image.aggregate), |at| Some(self.vectors[at]));
@@ -113,12 +114,13 @@ impl<'a> Pool<'a> {
                 [setting.fine_scale, setting.fine_samples_weight, setting.density_km].map(f64::to_bits)
             };
             let rounds = distinct(&of_centre, fine);
-            let mut densities = BTreeMap::new();
             let scores: Vec<Vec<f64>> =
                 rounds.values().map(|same| self.place_scores(&settings[same[0]], &near, &mut densities)).collect();
             let found = vote(&closeness_matrix(&places, ClosenessTable::of_places()), near.len(), &scores);
             for (same, winner) in rounds.values().zip(found) {
-                same.iter().for_each(|at| winners[*at] = winner.map(|place| self.ids[near[place]]));
+                // If scores are not finite, nobody wins the second round, and the winner of the first round stays.
+                let winner = winner.map(|place| near[place]).or(centre);
+                same.iter().for_each(|at| winners[*at] = winner.map(|winner| self.ids[winner]));
             }
         }
         winners
@@ -136,7 +138,8 @@ impl<'a> Pool<'a> {
         };
         let rounds = distinct(&both_rounds, coarse);
         let scores: Vec<Vec<f64>> = rounds.values().map(|same| self.region_scores(&settings[same[0]])).collect();
-        let regions = vote(&self.closeness, self.ids.len(), &scores);
+        // If scores are not finite, nobody wins, and the most similar point is the answer.
+        let regions = vote(&self.closeness, self.ids.len(), &scores).into_iter().map(|winner| winner.or(Some(0)));
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         let centres = rounds.into_values().zip(regions).chain([(nearby, None)]);
         for (at, centre) in centres.flat_map(|(same, centre)| same.into_iter().map(move |at| (at, centre))) {
@@ -161,16 +164,16 @@ impl<'a> Pool<'a> {
         (0..self.voters(setting)).map(score).collect()
     }
 
-    /// The score s of the voters `near` in the second round. `densities` keeps log q of these voters for each width.
-    fn place_scores(&self, setting: &Hybrid, near: &[usize], densities: &mut BTreeMap<u64, Vec<f64>>) -> Vec<f64> {
-        let mut scores: Vec<f64> = near.iter().map(|at| setting.fine_scale * self.logits[*at]).collect();
-        if let (Some(image), true) = (self.image, setting.fine_samples_weight > 0.0) {
-            let density = |at: &usize| log_sample_density(image, self.vectors[*at], setting.density_km);
-            let known = densities.entry(setting.density_km.to_bits());
-            let known = known.or_insert_with(|| near.iter().map(density).collect());
-            scores.iter_mut().zip(known).for_each(|(score, log_q)| *score += setting.fine_samples_weight * *log_q);
-        }
-        scores
+    /// The score s of the voters `near` in the second round. `densities` keeps log q of each voter and width.
+    fn place_scores(&self, setting: &Hybrid, near: &[usize], densities: &mut BTreeMap<(u64, usize), f64>) -> Vec<f64> {
+        let mut score = |at: &usize| {
+            let similarity = setting.fine_scale * self.logits[*at];
+            let (Some(image), true) = (self.image, setting.fine_samples_weight > 0.0) else { return similarity };
+            let density = || log_sample_density(image, self.vectors[*at], setting.density_km);
+            let log_q = densities.entry((setting.density_km.to_bits(), *at)).or_insert_with(density);
+            similarity + setting.fine_samples_weight * *log_q
+        };
+        near.iter().map(&mut score).collect()
     }
 }
 
@@ -367,5 +370,27 @@ mod tests {
             }
             last = found[1];
         }
+    }
+
+    /// Settings that share a first round but differ in the radius have second rounds of their own.
+    #[test]
+    fn settings_with_different_radii_do_not_share_a_second_round() {
+        let points = fibonacci_grid(2000);
+        let best: Vec<(u32, f32)> = (0..300).map(|id| (id, (id * 37 % 101) as f32 / 10.0)).collect();
+        let pool = Pool::new((&points, &Surroundings::default()), &best, &[], None);
+        let settings = [100.0, 5000.0].map(|radius_km| Hybrid::without_locdiff(radius_km, 0.1, 8.0));
+        let alone = settings.map(|setting| pool.answers(&[setting])[0]);
+        assert_ne!(alone[0], alone[1]);
+        assert_eq!(pool.answers(&settings), alone);
+    }
+
+    /// Scores that are too large for a number leave an answer: the most similar point.
+    #[test]
+    fn infinite_scores_leave_the_most_similar_point() {
+        let points = fibonacci_grid(50);
+        let pool = Pool::new((&points, &Surroundings::default()), &[(3, 20.0), (7, 1.0)], &[], None);
+        let settings = [(1e308, 1.0), (1.0, 1e308), (1e308, 1e308)]
+            .map(|(scale, fine_scale)| Hybrid::without_locdiff(100.0, scale, fine_scale));
+        assert_eq!(pool.answers(&settings), [Some(3); 3]);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use locdiff_core::config::{self, RetrievalHead, RunConfig};
+use locdiff_core::config::{self, Layer, Resolved, RetrievalHead, RunConfig};
 use locdiff_core::protocol::SimulatedWorld;
 use locdiff_core::tables::PartShare;
 use serde_json::{Value, json};
@@ -14,12 +14,14 @@ use serde_json::{Value, json};
 use super::{geoclip, shards, train};
 use crate::cli::{GeoclipVerb, Global, ShardsVerb};
 use crate::error::{LaunchError, refuse};
-use crate::gpus;
+use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
+use crate::run_folder::newest_whole;
 
-/// Folder of the tables that list the training, validation and test places.
-const PLACES: &str = "shards/demo/places";
+/// Folder of the tables that list the training, validation and test places. Demos that simulated world 1 had another
+/// folder, so their photos are refused.
+const PLACES: &str = "shards/demo/places-of-world-2";
 /// Places in the same cell are in the same part. Cells are about 11 km wide and high.
 const CELL_DEGREES: f64 = 0.1;
 /// The parts of the places, with their shares.
@@ -36,13 +38,18 @@ const VIEWS: u32 = 16;
 
 /// Name of the run that trains GeoCLIP's image head.
 const HEAD_RUN: &str = "demo-head";
-/// The training of the head. It takes seconds on two CPU cores.
-const HEAD_SETTINGS: [&str; 3] = ["train.steps=300", "train.global_batch=512", "loss.negatives=512"];
+/// Steps of the training of the head. They take seconds on two CPU cores.
+const HEAD_STEPS: u64 = 300;
+/// The largest batch of the training of the head, and the number of wrong answers in a step.
+const HEAD_BATCH: u32 = 512;
 
-/// Imports GeoCLIP and simulates photos if their folders are missing, then trains a run and evaluates it. Resumes the
-/// run that `--run` names, if it exists. Without `--run`, resumes an unfinished run with the same configuration, such
-/// as an interrupted demo.
+/// Imports GeoCLIP, simulates photos and trains the head if their folders are missing, then trains a run and evaluates
+/// it. Resumes the run that `--run` names, if it exists. Without `--run`, resumes an unfinished run with the same
+/// configuration, such as an interrupted demo.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+    // If the training of the head is interrupted, it tells the user to resume with `--run demo-head demo`.
+    let is_resumed_head = global.run.as_deref() == Some(HEAD_RUN);
+    let global = &Global { run: global.run.clone().filter(|_| !is_resumed_head), ..global.clone() };
     let inventory = gpus::inventory();
     let mut resolved = config::load(&global.layers("demo")).map_err(LaunchError::from)?;
     let world = NodeWorkers::plan(&resolved.config, &inventory)?;
@@ -57,8 +64,8 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         if let Some(old) = all.into_iter().find(|shards| Path::new(shards).exists()) {
             refuse!(
                 Exists,
-                "{old} exists, but lists of the demo's places are missing in {PLACES}, so the photos may show other \
-                 places; delete shards/demo"
+                "{old} exists, but lists of the demo's places are missing in {PLACES}, so another version may have \
+                 simulated the photos; delete shards/demo"
             );
         }
         output.print("dividing the places of GeoCLIP's gallery into training, validation and test places ...");
@@ -98,8 +105,10 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         };
         shards::run(&verb, global, output)?;
     }
-    if config.retrieval.wanted_head() == RetrievalHead::Auto {
-        train_head(global, config, &world, output)?;
+    // Other training photos than the demo's own may need another head.
+    let own = config::load(&[Layer::Preset("demo".into())]).map_err(LaunchError::from)?.config;
+    if config.retrieval.wanted_head() == RetrievalHead::Auto && config.shards.train == own.shards.train {
+        train_head(config, world.slots.len() as u32, &inventory, output)?;
         resolved.config.retrieval.run = HEAD_RUN.to_owned();
     }
     output.print(&format!("training LocDiff with {} workers ...", world.slots.len()));
@@ -108,16 +117,51 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     Ok(json!({ "ok": true, "train": trained }))
 }
 
-/// Trains GeoCLIP's image head on the training photos. The settings of the demo, such as `--set`, do not apply to it, so
-/// all demos in a folder share one head.
-fn train_head(global: &Global, demo: &RunConfig, world: &NodeWorkers, output: Output) -> anyhow::Result<()> {
-    let mut settings = HEAD_SETTINGS.map(str::to_owned).to_vec();
-    settings.push(format!("shards.train={}", demo.shards.train));
-    settings.push(format!("checkpoint.dir={}", demo.checkpoint.dir));
-    settings.push(format!("retrieval.geoclip={}", demo.retrieval.geoclip));
-    let global = Global { config: Vec::new(), set: settings, run: Some(HEAD_RUN.to_owned()), ..global.clone() };
-    let head = config::load(&global.layers("geoclip")).map_err(LaunchError::from)?;
+/// Trains GeoCLIP's image head on the training photos, unless an earlier demo has trained it.
+fn train_head(demo: &RunConfig, workers: u32, inventory: &Inventory, output: Output) -> anyhow::Result<()> {
+    let folder = Path::new(&demo.checkpoint.dir).join(HEAD_RUN);
+    if newest_whole(&folder).is_ok_and(|(checkpoint, _)| checkpoint.manifest.step >= HEAD_STEPS) {
+        output.print(&format!("{} already exists", folder.display()));
+        return Ok(());
+    }
     output.print("training GeoCLIP's image head ...");
+    let head = head_configuration(demo, workers)?;
+    let world = NodeWorkers::plan(&head.config, inventory)?;
     let choice = train::RunChoice { prefix: HEAD_RUN.to_owned(), is_new: false };
-    train::run_resolved(&head, world, Vec::new(), &choice, output).map(drop)
+    train::run_resolved(&head, &world, Vec::new(), &choice, output).map(drop)
+}
+
+/// The configuration of the training of the head. The data and the workers are those of the demo. Other settings of the
+/// demo, such as `train.steps`, do not apply, so all demos in a folder share one head.
+fn head_configuration(demo: &RunConfig, workers: u32) -> Result<Resolved, LaunchError> {
+    let mut resolved = config::load(&[Layer::Preset("geoclip".into())])?;
+    let head = &mut resolved.config;
+    (head.shards, head.parallel, head.supervise) = (demo.shards.clone(), demo.parallel.clone(), demo.supervise.clone());
+    (head.network, head.retrieval.geoclip) = (demo.network.clone(), demo.retrieval.geoclip.clone());
+    (head.checkpoint.dir, head.checkpoint.run) = (demo.checkpoint.dir.clone(), HEAD_RUN.to_owned());
+    head.parallel.tensor = 1;
+    (head.train.steps, head.eval.every, head.loss.negatives) = (HEAD_STEPS, 0, HEAD_BATCH);
+    head.train.global_batch = (HEAD_BATCH - HEAD_BATCH % workers).max(workers);
+    Ok(resolved)
+}
+
+#[cfg(test)]
+mod tests {
+    use locdiff_core::config::TrainMethod;
+
+    use super::*;
+
+    /// The head is trained on the data of the demo and with its workers, whatever else the demo's settings say.
+    #[test]
+    fn head_is_trained_on_the_data_and_with_the_workers_of_the_demo() {
+        let set = ["train.steps=7", "train.global_batch=510", "shards.embedding_column=clip", "parallel.tensor=2"];
+        let layers = [Layer::Preset("demo".into())].into_iter().chain(set.map(|text| Layer::Set(text.into())));
+        let demo = config::load(&layers.collect::<Vec<_>>()).expect("the configuration is valid").config;
+        for (workers, batch) in [(1, 512), (2, 512), (3, 510), (600, 600)] {
+            let head = head_configuration(&demo, workers).expect("the preset is valid").config;
+            assert_eq!((head.train.global_batch, head.train.steps), (batch, HEAD_STEPS), "{workers} workers");
+            assert_eq!((head.train.method, head.parallel.tensor), (TrainMethod::Geoclip, 1));
+            assert_eq!((head.shards, head.checkpoint.run.as_str()), (demo.shards.clone(), HEAD_RUN));
+        }
+    }
 }

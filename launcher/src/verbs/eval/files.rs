@@ -1,6 +1,5 @@
 //! The folder `RUN/eval/` of a run, with the results of the last evaluation. Each file is written atomically. A new
-//! evaluation replaces all results, and a new tuning replaces
-//! the settings that were tuned with the same prior.
+//! evaluation replaces all results, and a new tuning replaces the settings that were tuned with the same prior.
 //!
 //! ```text
 //! truth.csv                 id,lat,lon of every evaluated row, in the order of the data

@@ -47,9 +47,9 @@ pub(super) fn find(
     Ok((run, checkpoint, protected, resolved))
 }
 
-/// The run's own configuration with `--set` and the other flags. If LocDiff-H is evaluated, settings that were
-/// tuned with the same prior override the run's own settings. Exception: if the configuration chooses a different retrieval head from the one that was tuned,
-/// the tuned settings are ignored.
+/// The run's own configuration with `--set` and the other flags. If LocDiff-H is evaluated, settings that were tuned with
+/// the same prior override the run's own settings. Exception: if the configuration chooses a different retrieval head
+/// from the one that was tuned, the tuned settings are ignored.
 fn own_configuration(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Resolved, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
     let own = config::load(&layers)?;
