@@ -128,7 +128,7 @@ impl Hybrid {
 }
 
 /// Radius of the second round in all settings that tuning tries, km.
-const RADIUS_KM: f64 = 100.0;
+const RADIUS_KM: f64 = 150.0;
 /// The factors of the logits in the first round that tuning tries. LocDiff-H and retrieval with consensus try the same.
 const SCALES: [f64; 6] = [0.12, 0.25, 0.5, 1.0, 2.0, 4.0];
 /// The factors of the logits in the second round that tuning tries.

@@ -73,7 +73,7 @@ section! {
         /// Radius in km. mode = "any-sample": search radius around each sample. mode = "consensus": radius of the second
         /// round around the winner of the first round. mode = "nearby": radius around LocDiff's answer. Retrieval with
         /// consensus always has the radius of the second round.
-        pub radius_km: f64 = 100.0,
+        pub radius_km: f64 = 150.0,
         /// First round of LocDiff-H: factor that multiplies the similarities. The smaller it is, the more points have a
         /// say.
         pub scale: f64 = 1.0,
