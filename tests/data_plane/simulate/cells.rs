@@ -1,7 +1,7 @@
 //! `shards simulate --cells`: test places are spread over all cells, and no training photo was taken at a test place or
 //! in a cell that is held out.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use locdiff::geoclip::Geoclip;
 use locdiff::simulate::{Simulation, places_of_part, simulate};
@@ -53,12 +53,25 @@ fn training_never_sees_test_places_or_cells_that_are_held_out() {
     assert_eq!(train, places.iter().copied().filter(is_other).collect::<Vec<_>>());
     assert!(part(0.0, CellPart::HeldOut).is_empty() && part(0.0, CellPart::Thinned).len() == occupied.len());
 
-    // The order of the rows does not matter, and test places are not sorted by position.
+    // The order of the rows does not matter. Test places are sorted neither by position nor by the density of places.
     let reversed: Vec<Place> = places.iter().rev().copied().collect();
     assert_eq!(places_of_part(&reversed, &split(0.15, CellPart::Thinned)), thinned);
     let north = |places: &[Place]| places.iter().filter(|place| place.latitude().0 > 30.0).count();
     let (first, second) = thinned.split_at(thinned.len() / 2);
     assert!(north(first).abs_diff(north(second)) * 5 < thinned.len(), "the test places are sorted by latitude");
+    let mut rows: HashMap<u64, usize> = HashMap::new();
+    places.iter().for_each(|place| *rows.entry(cell_of(*place, SIDE)).or_default() += 1);
+    let full = |places: &[Place]| places.iter().filter(|place| rows[&cell_of(**place, SIDE)] > 10).count();
+    let (first, second) = (full(first), full(second));
+    assert!(first.abs_diff(second) * 5 < first + second, "{first} and {second} of the test places are in full cells");
+
+    // Cells of almost the same size have mostly other test places.
+    let other = places_of_part(&places, &CellSplit { degrees: SIDE * 1.001, ..split(0.15, CellPart::Thinned) });
+    let of_full = |places: Vec<Place>| -> Vec<Place> {
+        places.into_iter().filter(|place| rows[&cell_of(*place, SIDE)] > 10).collect()
+    };
+    let (own, other) = (coordinates(&of_full(thinned)), coordinates(&of_full(other)));
+    assert!(own.intersection(&other).count() * 4 < own.len(), "the cell size does not change the test places");
 }
 
 #[test]
