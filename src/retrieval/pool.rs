@@ -59,8 +59,6 @@ pub(super) struct Pool<'a> {
     log_densities: Vec<[f64; 2]>,
     /// Number of points that are among the most similar. They come first. Without LocDiff, only these points vote.
     similar: usize,
-    /// How close each point is to each other point in the first round, row by row.
-    closeness: Vec<f32>,
 }
 
 impl<'a> Pool<'a> {
@@ -85,7 +83,6 @@ impl<'a> Pool<'a> {
             log_densities: image
                 .map_or_else(|| vec![[0.0; 2]; ids.len()], |image| region_densities(image, &vectors, &levels)),
             log_factors: ids.iter().map(|id| surroundings.log_factor(*id)).collect(),
-            closeness: closeness_matrix(&vectors, ClosenessTable::of_regions()),
             similar: best.len(),
             image,
             ids,
@@ -116,7 +113,7 @@ impl<'a> Pool<'a> {
             let rounds = distinct(&of_centre, fine);
             let scores: Vec<Vec<f64>> =
                 rounds.values().map(|same| self.place_scores(&settings[same[0]], &near, &mut densities)).collect();
-            let found = vote(&closeness_matrix(&places, ClosenessTable::of_places()), near.len(), &scores);
+            let found = vote(&places, ClosenessTable::of_places(), &scores);
             for (same, winner) in rounds.values().zip(found) {
                 // If scores are not finite, nobody wins the second round, and the winner of the first round stays.
                 let winner = winner.map(|place| near[place]).or(centre);
@@ -139,7 +136,8 @@ impl<'a> Pool<'a> {
         let rounds = distinct(&both_rounds, coarse);
         let scores: Vec<Vec<f64>> = rounds.values().map(|same| self.region_scores(&settings[same[0]])).collect();
         // If scores are not finite, nobody wins, and the most similar point is the answer.
-        let regions = vote(&self.closeness, self.ids.len(), &scores).into_iter().map(|winner| winner.or(Some(0)));
+        let regions = vote(&self.vectors, ClosenessTable::of_regions(), &scores);
+        let regions = regions.into_iter().map(|winner| winner.or(Some(0)));
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         let centres = rounds.into_values().zip(regions).chain([(nearby, None)]);
         for (at, centre) in centres.flat_map(|(same, centre)| same.into_iter().map(move |at| (at, centre))) {
@@ -184,24 +182,35 @@ fn distinct<Key: Ord>(all: &[usize], key: impl Fn(&usize) -> Key) -> BTreeMap<Ke
     groups
 }
 
-/// The winners of several votes among the same points: `scores` has a list for each vote. `closeness` holds how close
-/// each of `count` points is to each other point, row by row. Only the first points vote if a list of scores is shorter
-/// than `count`. `None` if nobody votes.
-fn vote(closeness: &[f32], count: usize, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
+/// The winners of several votes among the same points: `scores` has a list for each vote. Only the first points vote if
+/// a list of scores is shorter than `points`. `None` if nobody votes.
+fn vote(points: &[UnitVector], table: &ClosenessTable, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
+    let weights: Vec<Vec<f32>> = scores.iter().map(|scores| weights_of(scores)).collect();
+    let weight = |weights: &Vec<f32>, at: usize| weights.get(at).copied().unwrap_or(0.0);
+    // Points that vote nowhere change no sum.
+    let has_vote = |at: &usize| weights.iter().any(|weights| weight(weights, *at) != 0.0);
+    let voters: Vec<usize> = (0..points.len()).filter(has_vote).collect();
+    let places: Vec<UnitVector> = voters.iter().map(|at| points[*at]).collect();
+    let closeness = closeness_matrix(&places, table);
+    let of_voters = |weights: &Vec<f32>| voters.iter().map(|at| weight(weights, *at)).collect();
+    let weights: Vec<Vec<f32>> = weights.iter().map(of_voters).collect();
     // Many votes at once read each row of a large matrix once.
-    let few_at_once = scores.chunks(4).flat_map(|scores| vote_at_once::<4>(closeness, count, scores));
-    let many_at_once = scores.chunks(32).flat_map(|scores| vote_at_once::<32>(closeness, count, scores));
-    if scores.len() <= 4 { few_at_once.collect() } else { many_at_once.collect() }
+    let few_at_once = weights.chunks(4).flat_map(|weights| vote_at_once::<4>(&closeness, weights));
+    let many_at_once = weights.chunks(32).flat_map(|weights| vote_at_once::<32>(&closeness, weights));
+    let winners: Vec<Option<usize>> = if scores.len() <= 4 { few_at_once.collect() } else { many_at_once.collect() };
+    winners.into_iter().map(|winner| winner.map(|at| voters[at])).collect()
 }
 
-/// The winners of at most `VOTES` votes.
-fn vote_at_once<const VOTES: usize>(closeness: &[f32], count: usize, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
+/// The winners of at most `VOTES` votes. `weights_of_votes` has the weights of all points in each vote, and `closeness`
+/// holds how close each point is to each other point, row by row.
+fn vote_at_once<const VOTES: usize>(closeness: &[f32], weights_of_votes: &[Vec<f32>]) -> Vec<Option<usize>> {
+    let count = weights_of_votes[0].len();
     let mut weights = vec![[0.0_f32; VOTES]; count];
-    for (vote, scores) in scores.iter().enumerate() {
-        weights.iter_mut().zip(weights_of(scores)).for_each(|(weights, weight)| weights[vote] = weight);
+    for (vote, of_vote) in weights_of_votes.iter().enumerate() {
+        weights.iter_mut().zip(of_vote).for_each(|(weights, weight)| weights[vote] = *weight);
     }
     let mut best = [(0.0_f32, None); VOTES];
-    for (at, own) in weights.iter().enumerate().filter(|(_, own)| own.iter().any(|weight| *weight > 0.0)) {
+    for (at, own) in weights.iter().enumerate() {
         // The compiler turns the sums into vector instructions.
         let mut sums = [0.0_f32; VOTES];
         for (close, weights) in closeness[at * count..(at + 1) * count].iter().zip(&weights) {
@@ -213,7 +222,7 @@ fn vote_at_once<const VOTES: usize>(closeness: &[f32], count: usize, scores: &[V
             }
         }
     }
-    best[..scores.len()].iter().map(|(_, winner)| *winner).collect()
+    best[..weights_of_votes.len()].iter().map(|(_, winner)| *winner).collect()
 }
 
 /// exp(s) of each score, divided by the largest. Weights below e⁻⁹ become 0.

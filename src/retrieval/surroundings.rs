@@ -6,11 +6,9 @@ use locdiff_core::geo::{Km, SphereIndex};
 
 use crate::shdd::decode::in_parallel;
 
-/// The density of a gallery is the number of its points within this distance.
+/// The density of a gallery is the number of its points within this distance. With `eval.prior = "even"`, votes are
+/// divided by it.
 const DENSITY_KM: f64 = 100.0;
-/// With `eval.prior = "even"`, votes are multiplied by the density of the gallery to the power of minus this number.
-/// docs/experiments/world-2.md compares some powers.
-const EVEN_POWER: f64 = 0.5;
 /// LocDiff's density is smoothed over this many times the distance to the nearest training photo.
 const SMOOTHING: f32 = 15.0;
 /// The widths over which LocDiff's density can be smoothed, km. The first means that it is not smoothed.
@@ -33,7 +31,7 @@ impl Surroundings {
         let log_factors = match prior {
             Prior::Training => Vec::new(),
             Prior::Even => in_parallel(threads, index.points(), |point| {
-                (-EVEN_POWER * (index.count_nearer(*point, Km(DENSITY_KM)).max(1) as f64).ln()) as f32
+                -(index.count_nearer(*point, Km(DENSITY_KM)).max(1) as f32).ln()
             }),
         };
         let level = |km: &f32| SMOOTHED_KM.iter().rposition(|least| f64::from(SMOOTHING * km) >= *least).unwrap_or(0);

@@ -29,7 +29,7 @@ const PARTS: [(&str, f64); 3] = [("train", 0.92), ("validation", 0.04), ("test",
 /// Number of training photos. With this many photos, the model does not overfit during the short training of the demo.
 const TRAIN_ROWS: u64 = 60_000;
 /// Number of validation photos, for the evaluations during training and for tuning LocDiff-H.
-const VALIDATION_ROWS: u64 = 1000;
+const VALIDATION_ROWS: u64 = 800;
 /// Number of test photos, for the evaluation after training.
 const TEST_ROWS: u64 = 1000;
 /// Number of views of each validation and test photo. It equals the default of `eval.samples`, so each sample uses a
@@ -38,8 +38,8 @@ const VIEWS: u32 = 16;
 
 /// Name of the run that trains GeoCLIP's image head.
 const HEAD_RUN: &str = "demo-head";
-/// Steps of the training of the head. They take seconds on two CPU cores.
-const HEAD_STEPS: u64 = 300;
+/// Steps of the training of the head. They take about 15 seconds on two CPU cores.
+const HEAD_STEPS: u64 = 500;
 /// The largest batch of the training of the head, and the number of wrong answers in a step.
 const HEAD_BATCH: u32 = 512;
 

@@ -115,7 +115,7 @@ fn may_win(
     };
     let first = |at: usize| {
         let count = (0..points.len()).filter(|other| km(at, *other) < 100.0).count();
-        let factor = if prior == Prior::Even { (count as f64).powf(-0.5) } else { 1.0 };
+        let factor = if prior == Prior::Even { 1.0 / count as f64 } else { 1.0 };
         let predicted = smoothed_density(locdiff, points[at], reach_km(at)).max(0.002).ln();
         let of_samples = samples(at, smoothing_km(reach_km(at)).max(250.0));
         let similarity = setting.scale * f64::from(logits[at]) + factor.ln();
