@@ -128,7 +128,7 @@ impl Hybrid {
 /// Radius of the second round in all settings that tuning tries, km.
 const RADIUS_KM: f64 = 150.0;
 /// The factors of the logits in the first round that tuning tries. LocDiff-H and retrieval with consensus try the same.
-/// Finer steps, or more weights below, would choose worse: the best of many similar settings is best by chance.
+/// With finer steps, or with more weights below, the best of many similar settings would be the best by chance.
 const SCALES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 /// The factors of the logits in the second round that tuning tries.
 const FINE_SCALES: [f64; 3] = [2.0, 4.0, 8.0];

@@ -183,7 +183,7 @@ fn distinct<Key: Ord>(all: &[usize], key: impl Fn(&usize) -> Key) -> BTreeMap<Ke
 }
 
 /// The winners of several votes among the same points: `scores` has a list for each vote. Only the first points vote if
-/// a list of scores is shorter than `points`. `None` if nobody votes.
+/// a list of scores is shorter than `points`. `None` if nobody votes, or if scores are not finite.
 fn vote(points: &[UnitVector], table: &ClosenessTable, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
     let weights: Vec<Vec<f32>> = scores.iter().map(|scores| weights_of(scores)).collect();
     let weight = |weights: &Vec<f32>, at: usize| weights.get(at).copied().unwrap_or(0.0);

@@ -5,7 +5,7 @@
 //! place is in the same cell as such a test place. Which places are test places and which cells are held out depends on
 //! hashes of the cells, their size and the coordinates alone, not on a seed or on the order of the places. The parts of
 //! the same list and cell size, simulated with any seeds, therefore never share a place. With another cell size, most
-//! test places are other places.
+//! cells that have many places have another test place.
 
 use std::collections::{HashMap, HashSet};
 
