@@ -9,14 +9,15 @@
 //! | round  | voters                                 | score s                                                | w, km      |
 //! |--------|----------------------------------------|--------------------------------------------------------|------------|
 //! | first  | all                                    | `scale` · logit + `density_weight` · log p + `samples_weight` · log q + log f | 200, 750   |
-//! | second | those within the radius of the winner  | `fine_scale` · logit + `fine_samples_weight` · log q   | 1, 25, 200 |
+//! | second | those within the radius of the winner  | `fine_scale` · logit + `fine_samples_weight` · log q + log f | 1, 25, 200 |
 //!
 //! p is the density that LocDiff predicts from the photo before it draws samples, relative to the density of a place
 //! that is known exactly. It finds regions better than a few samples do. A network that has seen no photos of an area
 //! gives it almost no density, so p is smoothed at points that are far from every training photo; the maximum of the
-//! smoothing kernel is 1. f is the factor of the point under `eval.prior` ([`Surroundings`]). q = ε + mean_k exp(-d_k / h)
-//! is the density of LocDiff's samples, where d_k is the distance to sample k. The width h is 250 km in the first round,
-//! or the width over which p is smoothed if that is larger, and `density_km` in the second round.
+//! smoothing kernel is 1. f is the factor of the point in this round under `eval.prior` ([`Surroundings`]).
+//! q = ε + mean_k exp(-d_k / h) is the density of LocDiff's samples, where d_k is the distance to sample k. The width h
+//! is 250 km in the first round, or the width over which p is smoothed if that is larger, and `density_km` in the second
+//! round.
 //!
 //! In the mode `nearby`, there is no first round: LocDiff's answer takes the place of its winner.
 //!
@@ -54,7 +55,8 @@ pub(super) struct Pool<'a> {
     ids: Vec<u32>,
     vectors: Vec<UnitVector>,
     logits: Vec<f64>,
-    log_factors: Vec<f64>,
+    /// Logarithms of the factor f of each point in the two rounds.
+    log_factors: Vec<[f64; 2]>,
     /// Logarithms of the densities p and q of the first round at each point; 0 without LocDiff.
     log_densities: Vec<[f64; 2]>,
     /// Number of points that are among the most similar. They come first. Without LocDiff, only these points vote.
@@ -82,7 +84,7 @@ impl<'a> Pool<'a> {
         Self {
             log_densities: image
                 .map_or_else(|| vec![[0.0; 2]; ids.len()], |image| region_densities(image, &vectors, &levels)),
-            log_factors: ids.iter().map(|id| surroundings.log_factor(*id)).collect(),
+            log_factors: ids.iter().map(|id| surroundings.log_factors(*id)).collect(),
             similar: best.len(),
             image,
             ids,
@@ -157,7 +159,7 @@ impl<'a> Pool<'a> {
         let score = |at: usize| {
             let [predicted, of_samples] = self.log_densities[at];
             let locdiff = setting.density_weight * predicted + setting.samples_weight * of_samples;
-            setting.scale * self.logits[at] + locdiff + self.log_factors[at]
+            setting.scale * self.logits[at] + locdiff + self.log_factors[at][0]
         };
         (0..self.voters(setting)).map(score).collect()
     }
@@ -165,7 +167,7 @@ impl<'a> Pool<'a> {
     /// The score s of the voters `near` in the second round. `densities` keeps log q of each voter and width.
     fn place_scores(&self, setting: &Hybrid, near: &[usize], densities: &mut BTreeMap<(u64, usize), f64>) -> Vec<f64> {
         let mut score = |at: &usize| {
-            let similarity = setting.fine_scale * self.logits[*at];
+            let similarity = setting.fine_scale * self.logits[*at] + self.log_factors[*at][1];
             let (Some(image), true) = (self.image, setting.fine_samples_weight > 0.0) else { return similarity };
             let density = || log_sample_density(image, self.vectors[*at], setting.density_km);
             let log_q = densities.entry((setting.density_km.to_bits(), *at)).or_insert_with(density);

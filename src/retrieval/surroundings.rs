@@ -6,9 +6,9 @@ use locdiff_core::geo::{Km, SphereIndex};
 
 use crate::shdd::decode::in_parallel;
 
-/// The density of a gallery is the number of its points within this distance. With `eval.prior = "even"`, votes are
-/// divided by it.
-const DENSITY_KM: f64 = 100.0;
+/// The density of a gallery is the number of its points within this distance, in the first and in the second round. With
+/// `eval.prior = "even"`, votes are divided by it.
+const DENSITY_KM: [f64; 2] = [100.0, 25.0];
 /// LocDiff's density is smoothed over this many times the distance to the nearest training photo.
 const SMOOTHING: f32 = 15.0;
 /// The widths over which LocDiff's density can be smoothed, km. The first means that it is not smoothed.
@@ -17,8 +17,8 @@ pub(super) const SMOOTHED_KM: [f64; 4] = [0.0, 150.0, 300.0, 600.0];
 /// The surroundings of all points of a gallery.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    /// Logarithm of the factor that multiplies the vote of each point. Empty if all factors are 1.
-    log_factors: Vec<f32>,
+    /// Logarithms of the factors that multiply the vote of each point in the two rounds. Empty if all factors are 1.
+    log_factors: Vec<[f32; 2]>,
     /// For each point, the width over which LocDiff's density is smoothed, as an index of `SMOOTHED_KM`. Empty if it is
     /// smoothed nowhere.
     levels: Vec<u8>,
@@ -31,7 +31,7 @@ impl Surroundings {
         let log_factors = match prior {
             Prior::Training => Vec::new(),
             Prior::Even => in_parallel(threads, index.points(), |point| {
-                -(index.count_nearer(*point, Km(DENSITY_KM)).max(1) as f32).ln()
+                DENSITY_KM.map(|km| -(index.count_nearer(*point, Km(km)).max(1) as f32).ln())
             }),
         };
         let level = |km: &f32| SMOOTHED_KM.iter().rposition(|least| f64::from(SMOOTHING * km) >= *least).unwrap_or(0);
@@ -39,8 +39,8 @@ impl Surroundings {
         Self { log_factors, levels }
     }
 
-    pub(super) fn log_factor(&self, point: u32) -> f64 {
-        self.log_factors.get(point as usize).copied().map_or(0.0, f64::from)
+    pub(super) fn log_factors(&self, point: u32) -> [f64; 2] {
+        self.log_factors.get(point as usize).copied().unwrap_or_default().map(f64::from)
     }
 
     pub(super) fn level(&self, point: u32) -> usize {

@@ -113,17 +113,19 @@ fn may_win(
         let near = |sample: &UnitVector| (-sample.distance(points[at]).0 / width_km).exp();
         (0.002 + locdiff.samples.iter().map(near).sum::<f64>() / 8.0).ln()
     };
+    let log_factor = |at: usize, within_km: f64| {
+        let count = (0..points.len()).filter(|other| km(at, *other) < within_km).count();
+        if prior == Prior::Even { -(count as f64).ln() } else { 0.0 }
+    };
     let first = |at: usize| {
-        let count = (0..points.len()).filter(|other| km(at, *other) < 100.0).count();
-        let factor = if prior == Prior::Even { 1.0 / count as f64 } else { 1.0 };
         let predicted = smoothed_density(locdiff, points[at], reach_km(at)).max(0.002).ln();
         let of_samples = samples(at, smoothing_km(reach_km(at)).max(250.0));
-        let similarity = setting.scale * f64::from(logits[at]) + factor.ln();
+        let similarity = setting.scale * f64::from(logits[at]) + log_factor(at, 100.0);
         similarity + setting.density_weight * predicted + setting.samples_weight * of_samples
     };
     let second = |at: usize| {
         let of_samples = setting.fine_samples_weight * samples(at, setting.density_km);
-        setting.fine_scale * f64::from(logits[at]) + of_samples
+        setting.fine_scale * f64::from(logits[at]) + of_samples + log_factor(at, 25.0)
     };
     let regions = || {
         winners(&voters, first, |one, other| [200.0, 750.0].map(|width| (-km(one, other) / width).exp()).iter().sum())
