@@ -42,8 +42,8 @@ const OWN_PLACE: &str = "eval.exclude_km=0.01";
 
 /// Name of the run that trains GeoCLIP's image head.
 const HEAD_RUN: &str = "demo-head";
-/// Steps of the training of the head. They take about 15 seconds on two CPU cores.
-const HEAD_STEPS: u64 = 500;
+/// Steps of the training of the head. They take about 25 seconds on two CPU cores.
+const HEAD_STEPS: u64 = 750;
 /// The largest batch of the training of the head, and the number of wrong answers in a step.
 const HEAD_BATCH: u32 = 512;
 
