@@ -45,7 +45,7 @@ pub struct Hybrid {
     /// How a gallery point is chosen.
     pub mode: HybridMode,
     /// Search radius around each sample (`any-sample`), or radius of the second round around the winner of the first
-    /// round (`consensus`) or around LocDiff's answer (`nearby`), km.
+    /// round (`consensus`), km.
     pub radius_km: f64,
     /// Factor of the logits in the first round.
     pub scale: f64,
@@ -87,11 +87,6 @@ impl std::fmt::Display for Hybrid {
                 out,
                 "consensus: first round with scale {scale}, density weight {density_weight} and samples weight \
                  {samples_weight}; second round within {radius_km} km with scale {fine_scale}, samples weight \
-                 {fine_samples_weight} and kernel width {density_km} km"
-            ),
-            HybridMode::Nearby => write!(
-                out,
-                "nearby: one round within {radius_km} km of LocDiff's answer with scale {fine_scale}, samples weight \
                  {fine_samples_weight} and kernel width {density_km} km"
             ),
         }
@@ -155,10 +150,6 @@ impl Default for Trials {
                 hybrid.extend(Hybrid { density_weight, samples_weight, ..*alone }.with_samples());
             }
         }
-        // There is no first round in this mode. Its weights have their default values, for a user who takes over the
-        // chosen setting and changes the mode.
-        let nearby = |alone| Hybrid { mode: HybridMode::Nearby, density_weight: 1.0, ..alone };
-        hybrid.extend(both_rounds(1.0).map(nearby).into_iter().flat_map(Hybrid::with_samples));
         Self { consensus, hybrid }
     }
 }

@@ -4,10 +4,9 @@
 //! |--------------|------------------------------------------------------------------------------------------------|
 //! | `any-sample` | of the gallery points within the radius of any sample, the point with the largest logit (the paper's form) |
 //! | `consensus`  | the winner of a vote in two rounds ([`super::pool`])                                           |
-//! | `nearby`     | the winner of the second round alone, among the gallery points within the radius of LocDiff's answer |
 //!
 //! All functions are pure. A point whose distance equals the radius is in range. Ties go to the first point.
-//! LocDiff's answer is kept if no point is in range of any sample (`any-sample`) or of the answer itself (`nearby`).
+//! LocDiff's answer is kept if no point is in range of any sample (`any-sample`).
 //! With `consensus`, a gallery point always wins.
 
 use locdiff_core::config::HybridMode;
@@ -31,7 +30,7 @@ impl ImageSamples {
     pub fn candidates(&self, setting: &Hybrid, index: &SphereIndex) -> Vec<u32> {
         match setting.mode {
             HybridMode::AnySample => within_any(index, &self.samples, Km(setting.radius_km)),
-            HybridMode::Consensus | HybridMode::Nearby => index.within(self.aggregate, Km(setting.radius_km)),
+            HybridMode::Consensus => index.within(self.aggregate, Km(setting.radius_km)),
         }
     }
 }

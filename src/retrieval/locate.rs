@@ -87,13 +87,13 @@ pub fn locate(
     let finish = |image: &ImageSamples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
         let near: Vec<(u32, f32)> = wanted.iter().copied().zip(scored.logits.iter().copied()).collect();
         let (image, of_pool) = match hybrid.mode {
-            HybridMode::Consensus | HybridMode::Nearby => (Some(image), &near[..]),
+            HybridMode::Consensus => (Some(image), &near[..]),
             HybridMode::AnySample => (None, &[][..]),
         };
         let pool = Pool::new((points, surroundings), voters.best(scored), of_pool, image);
         let settings = [voters.consensus, *hybrid];
         let (consensus, answer) = match hybrid.mode {
-            HybridMode::Consensus | HybridMode::Nearby => {
+            HybridMode::Consensus => {
                 let answers = pool.answers(&settings);
                 (answers[0], answers[1])
             }

@@ -19,14 +19,11 @@
 //! is 250 km in the first round, or the width over which p is smoothed if that is larger, and `density_km` in the second
 //! round.
 //!
-//! In the mode `nearby`, there is no first round: LocDiff's answer takes the place of its winner.
-//!
 //! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
 use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2};
@@ -93,8 +90,8 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// The winner of the vote under each setting. `None` if there are no voters, or none within the radius in the mode
-    /// `nearby`. Settings share the rounds in which they do not differ.
+    /// The winner of the vote under each setting. `None` if there are no voters. Settings share the rounds in which they
+    /// do not differ.
     pub(super) fn answers(&self, settings: &[Hybrid]) -> Vec<Option<u32>> {
         let mut winners = vec![None; settings.len()];
         if self.similar == 0 {
@@ -103,9 +100,7 @@ impl<'a> Pool<'a> {
         let mut densities = BTreeMap::new();
         for ((_, centre, _), of_centre) in self.by_centre(settings) {
             let first = &settings[of_centre[0]];
-            let here = centre.map_or_else(|| self.image.map(|image| image.aggregate), |at| Some(self.vectors[at]));
-            let Some(here) = here else { continue };
-            let is_near = |at: &usize| chord_km(here, self.vectors[*at]) <= first.radius_km;
+            let is_near = |at: &usize| chord_km(self.vectors[centre], self.vectors[*at]) <= first.radius_km;
             let near: Vec<usize> = (0..self.voters(first)).filter(is_near).collect();
             let places: Vec<UnitVector> = near.iter().map(|at| self.vectors[*at]).collect();
             let fine = |at: &usize| {
@@ -118,33 +113,33 @@ impl<'a> Pool<'a> {
             let found = vote(&places, ClosenessTable::of_places(), &scores);
             for (same, winner) in rounds.values().zip(found) {
                 // If scores are not finite, nobody wins the second round, and the winner of the first round stays.
-                let winner = winner.map(|place| near[place]).or(centre);
-                same.iter().for_each(|at| winners[*at] = winner.map(|winner| self.ids[winner]));
+                let winner = winner.map_or(centre, |place| near[place]);
+                same.iter().for_each(|at| winners[*at] = Some(self.ids[winner]));
             }
         }
         winners
     }
 
     /// Holds the first round. Groups the settings, given by their positions, by their voters, by the winner of the first
-    /// round (`None`: LocDiff's answer) and by the radius around it.
-    fn by_centre(&self, settings: &[Hybrid]) -> BTreeMap<(usize, Option<usize>, u64), Vec<usize>> {
-        let (nearby, both_rounds): (Vec<usize>, Vec<usize>) =
-            (0..settings.len()).partition(|at| settings[*at].mode == HybridMode::Nearby);
+    /// round and by the radius around it.
+    fn by_centre(&self, settings: &[Hybrid]) -> BTreeMap<(usize, usize, u64), Vec<usize>> {
         let coarse = |at: &usize| {
             let setting = &settings[*at];
             let weights = [setting.scale, setting.density_weight, setting.samples_weight];
             (self.voters(setting), weights.map(f64::to_bits))
         };
-        let rounds = distinct(&both_rounds, coarse);
+        let all: Vec<usize> = (0..settings.len()).collect();
+        let rounds = distinct(&all, coarse);
         let scores: Vec<Vec<f64>> = rounds.values().map(|same| self.region_scores(&settings[same[0]])).collect();
         // If scores are not finite, nobody wins, and the most similar point is the answer.
         let regions = vote(&self.vectors, ClosenessTable::of_regions(), &scores);
-        let regions = regions.into_iter().map(|winner| winner.or(Some(0)));
+        let regions = regions.into_iter().map(|winner| winner.unwrap_or(0));
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-        let centres = rounds.into_values().zip(regions).chain([(nearby, None)]);
-        for (at, centre) in centres.flat_map(|(same, centre)| same.into_iter().map(move |at| (at, centre))) {
-            let key = (self.voters(&settings[at]), centre, settings[at].radius_km.to_bits());
-            groups.entry(key).or_default().push(at);
+        for (same, centre) in rounds.into_values().zip(regions) {
+            for at in same {
+                let key = (self.voters(&settings[at]), centre, settings[at].radius_km.to_bits());
+                groups.entry(key).or_default().push(at);
+            }
         }
         groups
     }

@@ -89,8 +89,8 @@ pub struct LocatedRow {
     pub answers: Vec<(Method, [f64; 2])>,
     /// LocDiff's first sample, for the density and coverage metrics.
     pub sample: [f64; 2],
-    /// Whether no gallery point was within the radius of a sample (mode `any-sample`) or of LocDiff's answer (mode
-    /// `nearby`). In this case LocDiff-H gives the same answer as LocDiff.
+    /// Whether no gallery point was within the radius of a sample (mode `any-sample`). In this case LocDiff-H gives the
+    /// same answer as LocDiff.
     pub out_of_range: bool,
     /// Distance errors of LocDiff-H with each candidate setting; `None` if [`EvalJob::tune`] is false.
     pub tuning: Option<TuningErrors>,

@@ -47,12 +47,9 @@ pub enum HybridMode {
     /// The most similar points, and the points near LocDiff's answer, vote in two rounds. The first round finds the
     /// region, and the second round finds the point in this region. The vote of a point has more weight if the point is
     /// similar to the photo, and if LocDiff considers it likely.
-    // Runs that were made before there was a second round have one of the other two names.
-    #[serde(alias = "aggregate", alias = "fusion")]
+    // Older runs have one of the other names.
+    #[serde(alias = "aggregate", alias = "fusion", alias = "nearby")]
     Consensus,
-    /// Only the second round of the vote: the points within the radius of LocDiff's answer vote. LocDiff's answer is kept
-    /// if there is no such point.
-    Nearby,
 }
 
 section! {
@@ -71,8 +68,8 @@ section! {
         /// How LocDiff-H chooses a gallery point.
         pub mode: HybridMode = HybridMode::Consensus,
         /// Radius in km. mode = "any-sample": search radius around each sample. mode = "consensus": radius of the second
-        /// round around the winner of the first round. mode = "nearby": radius around LocDiff's answer. Retrieval with
-        /// consensus always has the radius of the second round.
+        /// round around the winner of the first round. Retrieval with consensus always has the radius of the second
+        /// round.
         pub radius_km: f64 = 150.0,
         /// First round of LocDiff-H: factor that multiplies the similarities. The smaller it is, the more points have a
         /// say.
@@ -159,7 +156,7 @@ mod tests {
         for (name, want) in [
             ("any-sample", HybridMode::AnySample),
             ("consensus", HybridMode::Consensus),
-            ("nearby", HybridMode::Nearby),
+            ("nearby", HybridMode::Consensus),
             ("aggregate", HybridMode::Consensus),
             ("fusion", HybridMode::Consensus),
         ] {
