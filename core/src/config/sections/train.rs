@@ -157,7 +157,7 @@ mod tests {
         let text =
             set(&["train.steps=100", "train.warmup_steps=101"]).expect_err("the warm-up is too long").to_string();
         assert!(text.contains("train.warmup_steps: is 101, more than train.steps = 100"), "{text}");
-        let presets = [("demo", 100), ("l23", 500), ("l47", 500), ("paper-l47", 0), ("l95", 500), ("geoclip", 400)];
+        let presets = [("demo", 60), ("l23", 500), ("l47", 500), ("paper-l47", 0), ("l95", 500), ("geoclip", 400)];
         for (preset, want) in presets {
             let found = load(&[Layer::Preset(preset.into())]).expect("the configuration is valid");
             assert_eq!(found.config.train.warmup_steps(), want, "{preset}");
