@@ -125,7 +125,7 @@ pub fn run(
         degree,
         rows: rows.count,
         skipped_rows: rows.mask.count(),
-        views: rows.dataset.views(),
+        views: rows.dataset.stored_views(),
         source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
         fingerprint: format!("{:016x}", rows.dataset.fingerprint()),

@@ -213,20 +213,30 @@ pub fn open(
     let gallery = Gallery::open(config, &geoclip, &Embedder::new(encoder, threads), progress)?;
     let head = match config.head {
         RetrievalHead::Linear => QueryHead::linear(&geoclip, &projection(PROJECTION_SEED)?, device)?,
-        RetrievalHead::Trained => head_of_run(Path::new(&config.run), device)?,
+        RetrievalHead::Trained => head_of_run(Path::new(&config.run), shards, device)?,
         _ => QueryHead::geoclip(&geoclip, device)?,
     };
     Ok((gallery, head))
 }
 
-/// The image head of a checkpoint of a training with `train.method = "geoclip"`.
-fn head_of_run(folder: &Path, device: Device) -> Result<QueryHead, InferError> {
+/// The image head of a checkpoint of a training with `train.method = "geoclip"`. Warns if the head was trained on means
+/// of another number of views than `shards.mean_views`.
+fn head_of_run(folder: &Path, shards: &ShardsConfig, device: Device) -> Result<QueryHead, InferError> {
     let saved = Saved::open(folder)?;
-    if saved.config()?.train.method != TrainMethod::Geoclip {
+    let config = saved.config()?;
+    if config.train.method != TrainMethod::Geoclip {
         return Err(InferError::Config(format!(
             "retrieval.run: {} has no image head; wanted a run with train.method = \"geoclip\"",
             folder.display()
         )));
+    }
+    let (of_head, now) = (config.shards.mean_views, shards.mean_views);
+    if of_head != now {
+        tracing::warn!(
+            "the image head of {} was trained with shards.mean_views = {of_head}, but photos are now read with {now}; \
+             train the head with {now} for the best accuracy",
+            folder.display()
+        );
     }
     trained_head(&saved.weights(EMA)?, device)
 }

@@ -43,7 +43,7 @@ pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, S
         row_group_rows: (rows.iter().copied().min().unwrap_or(0), rows.iter().copied().max().unwrap_or(0)),
         columns: dataset.column_names(),
         width: dataset.width(),
-        views: dataset.views(),
+        views: dataset.stored_views(),
         manifest: manifest.is_some(),
         fingerprint: format!("{:016x}", dataset.fingerprint()),
         source: manifest.map(|manifest| manifest.source.clone()),

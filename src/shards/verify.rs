@@ -78,7 +78,7 @@ fn check_values(dataset: &Dataset, on_bad_rows: OnBadRows, problems: &mut Vec<Pr
     let (mut rows, mut skipped) = (BlockRows::default(), BTreeMap::new());
     for block in 0..dataset.block_rows().len() as u32 {
         let (mut seen, mut bad_rows): (Vec<String>, BTreeSet<u32>) = Default::default();
-        for view in 0..dataset.views() {
+        for view in 0..dataset.stored_views() {
             if problems.len() >= PROBLEMS_MAX {
                 return skipped;
             }

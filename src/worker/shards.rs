@@ -82,7 +82,7 @@ fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Veri
         files: dataset.file_count(),
         row_groups: dataset.block_rows().len(),
         width: dataset.width(),
-        views: dataset.views(),
+        views: dataset.stored_views(),
         manifest: dataset.manifest().is_some(),
         fingerprint: format!("{:016x}", dataset.fingerprint()),
         problems,

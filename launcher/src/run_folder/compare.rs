@@ -11,12 +11,13 @@ const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
 /// Fields outside [`FIXED_SECTIONS`] that must not change within a run. [`is_fixed`] adds the fields that name the
 /// columns of the shards.
-const FIXED_FIELDS: [&str; 10] = [
+const FIXED_FIELDS: [&str; 11] = [
     "train.method",
     "train.seed",
     "train.global_batch",
     "train.threads",
     "train.precision",
+    "shards.mean_views",
     "shards.tail",
     "shards.shuffle_row_groups",
     "shards.density_alpha",

@@ -40,7 +40,7 @@ pub trait Blocks: Send + Sync {
     fn block_rows(&self) -> &[u32];
     /// Numbers per embedding.
     fn width(&self) -> usize;
-    /// Views per row.
+    /// Views per row. If views are averaged (`shards.mean_views`), each mean counts as a view.
     fn views(&self) -> u32;
     /// Identifies the data: equal files have equal fingerprints. With a manifest, the fingerprint covers the checksums
     /// of all files. Without a manifest, it covers only the size, the footer and the first 64 KiB of each file;

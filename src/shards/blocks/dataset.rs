@@ -47,7 +47,10 @@ pub struct Dataset {
     pub(super) blocks: Vec<BlockAt>,
     pub(super) block_rows: Vec<u32>,
     pub(super) width: usize,
-    views: u32,
+    /// Number of views per row in the files.
+    pub(super) stored_views: u32,
+    /// Number of stored views that are averaged.
+    pub(super) mean_views: u32,
     fingerprint: u64,
     /// Checksums that the run has recorded. `None` if it has recorded none yet, or if the data has a manifest.
     pub(super) contents: Option<Contents>,
@@ -94,7 +97,8 @@ impl Dataset {
             blocks: Vec::new(),
             block_rows: Vec::new(),
             width: manifest.as_ref().map_or(0, |manifest| manifest.width as usize),
-            views: manifest.as_ref().map_or(0, |manifest| manifest.views),
+            stored_views: manifest.as_ref().map_or(0, |manifest| manifest.views),
+            mean_views: config.mean_views,
             manifest,
             origin,
             fingerprint,
@@ -120,6 +124,11 @@ impl Dataset {
     /// Number of rows in all blocks.
     pub fn rows(&self) -> u64 {
         self.block_rows.iter().map(|&rows| u64::from(rows)).sum()
+    }
+
+    /// Number of views per row in the files. [`Blocks::views`] is smaller if views are averaged.
+    pub fn stored_views(&self) -> u32 {
+        self.stored_views
     }
 
     /// Number of files.
@@ -166,12 +175,12 @@ impl Dataset {
     /// Checks that all files have the same width and number of views, and match the manifest.
     fn check_files(&mut self, on_bad_rows: OnBadRows) -> Result<(), ShardsError> {
         let first = &self.files[0];
-        if self.views == 0 {
-            self.views = first.views.len() as u32;
+        if self.stored_views == 0 {
+            self.stored_views = first.views.len() as u32;
         }
         for footer in &self.files {
-            if footer.views.len() != self.views as usize {
-                let (got, want) = (footer.views.len(), self.views);
+            if footer.views.len() != self.stored_views as usize {
+                let (got, want) = (footer.views.len(), self.stored_views);
                 let other = if self.manifest.is_some() { "the manifest" } else { &first.name };
                 let reason = format!("the file has {got} views, wanted {want} as in {other}");
                 return Err(ShardsError::bad(Spot::file(&footer.name), reason));
@@ -307,7 +316,7 @@ impl Blocks for Dataset {
     }
 
     fn views(&self) -> u32 {
-        self.views
+        (self.stored_views / self.mean_views).max(1)
     }
 
     fn fingerprint(&self) -> u64 {
@@ -316,20 +325,25 @@ impl Blocks for Dataset {
 
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
-        self.read_block(block, view, into, &mut found, None)?;
+        self.read_mean(block, self.averaged(view), into, &mut found)?;
         self.check_bad_rows(block, found, skip)
     }
 
     fn read_placed(
         &self,
-        at: (u32, u32),
+        (block, view): (u32, u32),
         skip: &[u32],
         into: &mut BlockRows,
         places: &mut RowPlaces,
     ) -> Result<(), ShardsError> {
-        let mut found = Vec::new();
-        self.place_block(at, into, places, &mut found)?;
-        self.check_bad_rows(at.0, found, skip)
+        let (mut found, views) = (Vec::new(), self.averaged(view));
+        if views.len() == 1 {
+            self.place_block((block, views.start), into, places, &mut found)?;
+        } else {
+            self.read_mean(block, views, into, &mut found)?;
+            places.write(&into.embeddings);
+        }
+        self.check_bad_rows(block, found, skip)
     }
 
     fn read_coordinates(&self, block: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
@@ -340,7 +354,7 @@ impl Blocks for Dataset {
 
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
         let (mut rows, mut found) = (BlockRows::default(), Vec::new());
-        for view in 0..self.views {
+        for view in 0..self.stored_views {
             self.read_block(block, view, &mut rows, &mut found, None)?;
         }
         let bad: std::collections::BTreeSet<u32> =

@@ -5,6 +5,7 @@
 //! - `contents`: checksums of data without a manifest.
 //! - `dataset`: opens a data set.
 //! - `reading` and `direct`: read one block.
+//! - `mean`: averages views.
 //! - `changes`: detects changed data.
 //! - `scan`: reads all data once.
 
@@ -13,6 +14,7 @@ mod changes;
 mod contents;
 mod dataset;
 mod direct;
+mod mean;
 mod reading;
 mod scan;
 

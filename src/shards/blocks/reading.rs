@@ -215,12 +215,24 @@ impl Dataset {
         mut note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
         self.read_degrees(block, into, found, note.as_deref_mut())?;
+        self.read_view(block, view, &mut into.embeddings, found, note)
+    }
+
+    /// Reads the embeddings of one view of a block. Bad embeddings are set to zero and added to `found`.
+    pub(super) fn read_view(
+        &self,
+        block: u32,
+        view: u32,
+        into: &mut Vec<u8>,
+        found: &mut Vec<BadValue>,
+        mut note: ChecksumSlots<'_>,
+    ) -> Result<(), ShardsError> {
         let at = self.blocks[block as usize];
         let column = &self.files[at.file].views[view as usize];
-        if self.read_direct(at, column, &mut into.embeddings, note.as_deref_mut())? {
+        if self.read_direct(at, column, into, note.as_deref_mut())? {
             return Ok(());
         }
-        self.read_halves((at, column), &mut into.embeddings, found, note)
+        self.read_halves((at, column), into, found, note)
     }
 
     /// Reads the coordinates of a block into `into` and writes the wanted embeddings to `places`. If the fast path does

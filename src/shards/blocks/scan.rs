@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use half::f16;
 
-use super::block::{BlockRows, Blocks};
+use super::block::BlockRows;
 use super::contents::Contents;
 use super::dataset::Dataset;
 use crate::shards::error::{ShardsError, Spot};
@@ -54,7 +54,7 @@ impl Dataset {
     /// Finds the bad rows of a block. View 0 is read last, so that `rows` holds the embeddings of view 0 afterwards.
     fn scan_block(&self, block: u32, rows: &mut BlockRows, xxh3: &mut [Checksum]) -> Result<Vec<BadRow>, ShardsError> {
         let mut found = Vec::new();
-        for view in (0..self.views()).rev() {
+        for view in (0..self.stored_views()).rev() {
             let mut in_view = Vec::new();
             self.read_block(block, view, rows, &mut in_view, Some(&mut *xxh3))?;
             in_view.append(&mut found);

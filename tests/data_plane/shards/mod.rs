@@ -5,6 +5,7 @@ mod contents;
 mod foreign;
 mod format;
 mod hostile;
+mod mean;
 pub(crate) mod memory;
 mod placed;
 mod plan;

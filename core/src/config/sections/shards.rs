@@ -62,6 +62,10 @@ section! {
         pub longitude_column: String = "lon".into(),
         /// Name of the embedding column. Columns of further views are NAME_1, NAME_2, ...
         pub embedding_column: String = "embedding".into(),
+        /// Number of views of a photo that are averaged into one embedding, in training and in evaluation. If this
+        /// number does not divide the number of views, the last mean is over more views. A row with fewer views gives
+        /// one mean. 1: no averaging.
+        pub mean_views: u32 = 1,
         /// What to do with unusable rows.
         pub on_bad_rows: OnBadRows = OnBadRows::Error,
         /// What to do with rows at the end of an epoch that do not fill a batch.
@@ -110,6 +114,7 @@ impl ShardsConfig {
                 checker.push(key, "is empty, wanted a value");
             }
         }
+        checker.within("shards.mean_views", self.mean_views, 1..=1024);
         checker.within("shards.reader_threads", self.reader_threads, 1..=256);
         checker.within("shards.prefetch_batches", self.prefetch_batches, 1..=1024);
         checker.within("shards.shuffle_row_groups", self.shuffle_row_groups, 1..=65_536);
