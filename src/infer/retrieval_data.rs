@@ -213,32 +213,35 @@ pub fn open(
     let gallery = Gallery::open(config, &geoclip, &Embedder::new(encoder, threads), progress)?;
     let head = match config.head {
         RetrievalHead::Linear => QueryHead::linear(&geoclip, &projection(PROJECTION_SEED)?, device)?,
-        RetrievalHead::Trained => head_of_run(Path::new(&config.run), shards, device)?,
+        RetrievalHead::Trained => head_of_run(Path::new(&config.run), device)?,
         _ => QueryHead::geoclip(&geoclip, device)?,
     };
     Ok((gallery, head))
 }
 
-/// The image head of a checkpoint of a training with `train.method = "geoclip"`. Warns if the head was trained on means
-/// of another number of views than `shards.mean_views`.
-fn head_of_run(folder: &Path, shards: &ShardsConfig, device: Device) -> Result<QueryHead, InferError> {
+/// The image head of a checkpoint of a training with `train.method = "geoclip"`.
+fn head_of_run(folder: &Path, device: Device) -> Result<QueryHead, InferError> {
     let saved = Saved::open(folder)?;
-    let config = saved.config()?;
-    if config.train.method != TrainMethod::Geoclip {
+    if saved.config()?.train.method != TrainMethod::Geoclip {
         return Err(InferError::Config(format!(
             "retrieval.run: {} has no image head; wanted a run with train.method = \"geoclip\"",
             folder.display()
         )));
     }
-    let (of_head, now) = (config.shards.mean_views, shards.mean_views);
-    if of_head != now {
+    trained_head(&saved.weights(EMA)?, device)
+}
+
+/// Warns if the head in the checkpoint folder `run` was trained on means of another number of views than `mean_views`.
+pub fn warn_of_other_means(run: &Path, mean_views: u32) -> Result<(), InferError> {
+    let of_head = Saved::open(run)?.config()?.shards.mean_views;
+    if of_head != mean_views {
         tracing::warn!(
-            "the image head of {} was trained with shards.mean_views = {of_head}, but photos are now read with {now}; \
-             train the head with {now} for the best accuracy",
-            folder.display()
+            "the image head of {} was trained with shards.mean_views = {of_head}, but photos are now read with \
+             {mean_views}; for the best accuracy, train the head with {mean_views}",
+            run.display()
         );
     }
-    trained_head(&saved.weights(EMA)?, device)
+    Ok(())
 }
 
 /// The image head with the given weights. The standardisation of embeddings becomes a part of the first layer.
