@@ -104,12 +104,14 @@ fn evaluations_use_the_trained_head() {
     hybrid("--set retrieval.run=head");
     // Settings that were tuned for a trained head also name the run that trained the head.
     let line = "--run locdiff --set retrieval.run=checkpoints/head/step-00000020 eval --tune";
-    let tuned = stage.run(line).exits_with(ExitCode::Success);
+    let tuned = stage.run(line);
+    tuned.exits_with(ExitCode::Success);
     assert!(!tuned.stderr.contains("mean_views"), "{}", tuned.stderr);
     hybrid("");
     // The head saw single views, but these photos are read as means of two.
     let other = "trained with shards.mean_views = 1, but photos are now read with 2";
-    let ran = stage.run("--run locdiff --set shards.mean_views=2 eval --hybrid").exits_with(ExitCode::Success);
+    let ran = stage.run("--run locdiff --set shards.mean_views=2 eval --hybrid");
+    ran.exits_with(ExitCode::Success);
     assert_eq!(ran.stderr.matches(other).count(), 1, "{}", ran.stderr);
     for (settings, code, reason) in [
         (
