@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::Path;
 
 use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead, RunConfig, TrainMethod};
 use locdiff_core::geo::{Place, SphereIndex, UnitVector};
@@ -16,11 +17,12 @@ use tch::Device;
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::overlap::{nearest_km, training_index};
+use crate::infer::retrieval_data::warn_of_other_means;
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
 use crate::retrieval::{ImageSamples, RetrievedPlaces, Retriever};
-use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
+use crate::shards::{BlockRows, Blocks, ELEMENT_BYTES, ShardsError};
 
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
 const NEAREST_ROWS: usize = 1 << 16;
@@ -82,6 +84,11 @@ pub fn run(
         check_no_test_photos(job, &rows)?;
     }
     let mut retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
+    if worker.rank == 0 {
+        let head = retrieval.is_some() && config.retrieval.head == RetrievalHead::Trained;
+        let models = std::iter::once(&*job.checkpoint).chain(head.then(|| Path::new(&config.retrieval.run)));
+        models.into_iter().try_for_each(|model| warn_of_other_means(model, config.shards.mean_views))?;
+    }
     // With the head "knn", the gallery consists of the training photos.
     let is_of_places = retrieval.is_some() && config.retrieval.head != RetrievalHead::Knn;
     let measures = is_of_places && config.train.method == TrainMethod::Locdiff;
@@ -126,6 +133,7 @@ pub fn run(
         rows: rows.count,
         skipped_rows: rows.mask.count(),
         views: rows.dataset.stored_views(),
+        mean_views: config.shards.mean_views,
         source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
         fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
@@ -251,18 +259,18 @@ fn check_no_test_photos(job: &EvalJob, rows: &ImageRows) -> Result<(), InferErro
     Ok(())
 }
 
-/// Hashes the embedding of the first view of each photo.
+/// Hashes the embedding of the first stored view of each photo. The means of views would differ between data sets that
+/// store different numbers of views.
 fn photo_hashes(rows: &ImageRows) -> Result<HashSet<u64>, InferError> {
-    let mut hashes = HashSet::new();
-    for block in rows.blocks(rows.share(0, 1)) {
-        let block = block?;
-        let first_view = block.width * ELEMENT_BYTES;
-        let hash = |image: &Image| {
-            let mut hasher = DefaultHasher::new();
-            image.views[..first_view].hash(&mut hasher);
-            hasher.finish()
-        };
-        hashes.extend(block.images.iter().map(hash));
+    let (mut hashes, mut read) = (HashSet::new(), BlockRows::default());
+    let hash = |embedding: &[u8]| {
+        let mut hasher = DefaultHasher::new();
+        embedding.hash(&mut hasher);
+        hasher.finish()
+    };
+    for block in 0..rows.dataset.block_rows().len() as u32 {
+        rows.dataset.read_usable_first_view(&rows.mask, block, &mut read)?;
+        hashes.extend(read.embeddings.chunks_exact(rows.dataset.width() * ELEMENT_BYTES).map(hash));
     }
     Ok(hashes)
 }

@@ -60,7 +60,7 @@ pub fn data_facts(
 
 /// A sample of the photos in a data set.
 struct PhotoSample {
-    /// Embeddings of view 0, f32.
+    /// Embeddings of the first stored view, f32.
     embeddings_re: Tensor,
     places: Vec<Place>,
 }
@@ -75,7 +75,7 @@ impl PhotoSample {
         let every_block = usable.len().div_ceil(SAMPLE_BLOCKS).max(1);
         let rows_per_block = SAMPLE_ROWS / usable.len().div_ceil(every_block).max(1);
         for block in usable.iter().step_by(every_block) {
-            dataset.read_usable(mask, *block, 0, &mut rows)?;
+            dataset.read_usable_first_view(mask, *block, &mut rows)?;
             let found = places(&rows.latitudes, &rows.longitudes)?;
             let every = found.len().div_ceil(rows_per_block).max(1);
             sampled.extend(found.iter().step_by(every).copied());
@@ -231,14 +231,14 @@ fn head_of_run(folder: &Path, device: Device) -> Result<QueryHead, InferError> {
     trained_head(&saved.weights(EMA)?, device)
 }
 
-/// Warns if the head in the checkpoint folder `run` was trained on means of another number of views than `mean_views`.
-pub fn warn_of_other_means(run: &Path, mean_views: u32) -> Result<(), InferError> {
-    let of_head = Saved::open(run)?.config()?.shards.mean_views;
-    if of_head != mean_views {
+/// Warns if the model in the folder `checkpoint` was trained on means of another number of views than `mean_views`.
+pub fn warn_of_other_means(checkpoint: &Path, mean_views: u32) -> Result<(), InferError> {
+    let trained = Saved::open(checkpoint)?.config()?.shards.mean_views;
+    if trained != mean_views {
         tracing::warn!(
-            "the image head of {} was trained with shards.mean_views = {of_head}, but photos are now read with \
-             {mean_views}; for the best accuracy, train the head with {mean_views}",
-            run.display()
+            "{} was trained with shards.mean_views = {trained}, but photos are now read with {mean_views}; for the \
+             best accuracy, use the same number",
+            checkpoint.display()
         );
     }
     Ok(())
@@ -260,7 +260,8 @@ pub fn trained_head(weights: &Weights, device: Device) -> Result<QueryHead, Infe
     Ok(QueryHead::of(GeoclipHead::new(&tensors, device)?, device))
 }
 
-/// A gallery of the training photos. It has the embedding of view 0 of every usable row, in f16 as stored.
+/// A gallery of the training photos. It has the embedding of view 0 of every usable row, in f16. With
+/// `shards.mean_views`, view 0 is the first mean.
 fn training_gallery(dataset: &Dataset, config: &ShardsConfig) -> Result<Gallery, InferError> {
     let mask = Mask::for_config(dataset, config)?;
     let (mut rows, mut points) = (BlockRows::default(), Vec::new());

@@ -1,8 +1,6 @@
 //! Opens the gallery and the retrieval head of an evaluation. Locates the images of a block with retrieval alone, and
 //! with LocDiff-H, which also uses LocDiff's samples.
 
-use std::path::Path;
-
 use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead};
 use locdiff_core::geo::{Km, UnitVector};
 use locdiff_core::protocol::{EvalJob, HybridRequest, TuningErrors};
@@ -10,7 +8,7 @@ use locdiff_core::tuning::Trials;
 use tch::{Device, Tensor};
 
 use super::error::InferError;
-use super::retrieval_data::{chosen_head, data_facts, open, warn_of_other_means};
+use super::retrieval_data::{chosen_head, data_facts, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
     Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces, Retriever,
@@ -18,8 +16,7 @@ use crate::retrieval::{
 };
 
 /// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice
-/// if `is_logging` is true, and warns if the head was trained on other means of views. A job that uses neither a head
-/// nor a gallery is returned unchanged.
+/// if `is_logging` is true. A job that uses neither a head nor a gallery is returned unchanged.
 pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Result<EvalJob, InferError> {
     let mut job = job.clone();
     if job.hybrid == HybridRequest::No && job.config.eval.anchors == DecodeAnchors::Grid {
@@ -29,9 +26,6 @@ pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Re
     // Without retrieval, a head that the user chose is only the name of a gallery.
     let is_logging = is_logging && (config.head == RetrievalHead::Auto || job.hybrid != HybridRequest::No);
     job.config.retrieval.head = chosen_head(config, &job.config.shards, &job.data, data, is_logging)?;
-    if is_logging && job.config.retrieval.head == RetrievalHead::Trained && job.hybrid != HybridRequest::No {
-        warn_of_other_means(Path::new(&job.config.retrieval.run), job.config.shards.mean_views)?;
-    }
     Ok(job)
 }
 

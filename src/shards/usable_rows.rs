@@ -21,6 +21,15 @@ impl Dataset {
         Ok(())
     }
 
+    /// Reads the first stored view of the usable rows of a block, in order, also if views are averaged.
+    pub fn read_usable_first_view(&self, mask: &Mask, block: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
+        let mut found = Vec::new();
+        self.read_block(block, 0, into, &mut found, None)?;
+        self.check_bad_rows(block, found, mask.skipped(block))?;
+        self.keep_usable(mask, block, into);
+        Ok(())
+    }
+
     /// Reads the coordinates of the usable rows of a block, in order. Leaves `into.embeddings` empty.
     pub fn read_usable_coordinates(&self, mask: &Mask, block: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         into.embeddings.clear();

@@ -130,8 +130,10 @@ pub struct EvalSummary {
     pub rows: u64,
     /// Number of unusable rows, which were left out.
     pub skipped_rows: u64,
-    /// Views per row.
+    /// Views per row in the shards.
     pub views: u32,
+    /// Number of views that were averaged into one embedding.
+    pub mean_views: u32,
     /// Origin of the rows, from the manifest; `None` without a manifest.
     pub source: Option<String>,
     /// Whether the rows are simulated.

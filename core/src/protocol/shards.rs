@@ -258,7 +258,7 @@ pub struct ReplayReport {
     pub skipped_rows: u64,
     /// Number of blocks that are not empty.
     pub blocks: u64,
-    /// Views per row.
+    /// Views per row. A mean of several stored views counts as one view.
     pub views: u32,
     /// Whether the replay proved that in each round of `views` epochs, every row is used once with each view.
     /// False if fewer than `views` epochs were replayed, if epochs drop rows, or if rows have quotas.

@@ -100,6 +100,7 @@ mod tests {
         is.model.degree = 23;
         is.train.threads = AutoOr::Value(2);
         is.shards.latitude_column = "latitude".into();
+        is.shards.mean_views = 3;
         is.train.learning_rate = 5e-4;
         is.parallel.workers = AutoOr::Value(8);
         let found = compare(&was, &is);
@@ -107,6 +108,7 @@ mod tests {
             "model.degree is 23, but the run has 47",
             "train.threads is 2, but the run has 1",
             "shards.latitude_column is \"latitude\", but the run has \"lat\"",
+            "shards.mean_views is 3, but the run has 1",
         ];
         assert_eq!(found.refused, refused);
         assert_eq!(found.allowed[0], "train.learning_rate changed from 0.0008 to 0.0005");

@@ -28,7 +28,7 @@ const CELL_DEGREES: f64 = 0.1;
 const PARTS: [(&str, f64); 3] = [("train", 0.92), ("validation", 0.04), ("test", 0.04)];
 /// Number of training photos. With this many photos, the model does not overfit during the short training of the demo.
 const TRAIN_ROWS: u64 = 60_000;
-/// Number of validation photos, for the evaluations during training and for tuning LocDiff-H. Tuning takes 40 ms for
+/// Number of validation photos, for the evaluations during training and for tuning LocDiff-H. Tuning takes 50 ms for
 /// each photo.
 const VALIDATION_ROWS: u64 = 800;
 /// Number of test photos, for the evaluation after training.

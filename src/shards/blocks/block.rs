@@ -46,7 +46,7 @@ pub trait Blocks: Send + Sync {
     /// of all files. Without a manifest, it covers only the size, the footer and the first 64 KiB of each file;
     /// [`super::Contents`] detects changes elsewhere.
     fn fingerprint(&self) -> u64;
-    /// Reads one view of a block. Bytes of other views are not read.
+    /// Reads one view of a block. Bytes of other views are not read, except those that are averaged with it.
     fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         self.read_except(block, view, &[], into)
     }

@@ -30,19 +30,18 @@ impl Dataset {
         into: &mut BlockRows,
         found: &mut Vec<BadValue>,
     ) -> Result<(), ShardsError> {
-        self.read_block(block, views.start, into, found, None)?;
         if views.len() == 1 {
-            return Ok(());
+            return self.read_block(block, views.start, into, found, None);
         }
-        let mut sums = vec![0.0; into.embeddings.len() / ELEMENT_BYTES];
-        add(&mut sums, &into.embeddings);
-        let mut embeddings = Vec::new();
-        for view in views.start + 1..views.end {
-            self.read_view(block, view, &mut embeddings, found, None)?;
-            add(&mut sums, &embeddings);
+        self.read_degrees(block, into, found, None)?;
+        let (count, mut sums) = (views.len() as f32, Vec::new());
+        for view in views {
+            self.read_view(block, view, &mut into.embeddings, found, None)?;
+            sums.resize(into.embeddings.len() / ELEMENT_BYTES, 0.0);
+            add(&mut sums, &into.embeddings);
         }
         for (sum, bytes) in sums.iter().zip(into.embeddings.as_chunks_mut::<ELEMENT_BYTES>().0) {
-            *bytes = f16::from_f32(sum / views.len() as f32).to_le_bytes();
+            *bytes = f16::from_f32(sum / count).to_le_bytes();
         }
         Ok(())
     }

@@ -194,7 +194,7 @@ impl Dataset {
     }
 
     /// Fails on the first bad row that is not in `skip` (ascending).
-    pub(super) fn check_bad_rows(&self, block: u32, found: Vec<BadValue>, skip: &[u32]) -> Result<(), ShardsError> {
+    pub(crate) fn check_bad_rows(&self, block: u32, found: Vec<BadValue>, skip: &[u32]) -> Result<(), ShardsError> {
         let is_skipped = |row: usize| u32::try_from(row).is_ok_and(|row| skip.binary_search(&row).is_ok());
         let first = found.into_iter().filter(|value| !is_skipped(value.row)).min_by_key(|value| value.row);
         first.map_or(Ok(()), |value| Err(self.bad_value(block, value)))

@@ -44,7 +44,7 @@ pub struct Bookmark {
     pub skipped_rows: u64,
     /// Number of usable rows.
     pub rows: u64,
-    /// Views per row.
+    /// Views per row. A mean of several stored views counts as one view.
     pub views: u32,
     /// Largest number of blocks in a shuffle window.
     pub shuffle_row_groups: u32,

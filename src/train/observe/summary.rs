@@ -32,6 +32,8 @@ pub(in crate::train) fn log(
     let (plan, batch, steps) = (&data.plan, config.train.global_batch, config.train.steps);
     let (rows, views) = (plan.rows(), plan.layout().views);
     let views = if views == 1 { "one view".to_owned() } else { format!("{views} views") };
+    let means = config.shards.mean_views;
+    let views = if means > 1 { format!("{views} (means of {means} stored views)") } else { views };
     tracing::info!("{rows} rows with {views} each from {}: {cache}", config.shards.train);
     if let Some((low, high)) = plan.weights().map(RowWeights::range) {
         let (alpha, cell) = (config.shards.density_alpha, config.shards.density_cell_degrees);

@@ -28,6 +28,17 @@ fn truth_must_match_the_test_rows_and_is_not_used_for_tuning() {
 }
 
 #[test]
+fn test_photos_are_read_as_means_of_views() {
+    let stage = stage();
+    let ran = stage.run("eval");
+    let views = read(&stage, "predictions-locdiff.csv");
+    assert!(ran.stdout.contains("of 2 views") && !ran.stdout.contains("means"), "{}", ran.stdout);
+    let ran = stage.run("--set shards.mean_views=2 eval");
+    assert!(ran.stdout.contains("of 2 views (means of 2)"), "{}", ran.stdout);
+    assert_ne!(read(&stage, "predictions-locdiff.csv"), views, "the views were not averaged");
+}
+
+#[test]
 fn photo_with_a_zero_embedding_is_named_by_row_and_id() {
     let stage = stage();
     small_shards::build(&stage, "good", 1000..1150, 1, false);

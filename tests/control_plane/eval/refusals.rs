@@ -105,6 +105,10 @@ fn settings_are_never_tuned_on_test_data() {
     small_shards::build(&stage, "copy", 1000..1150, 2, true);
     let ran = stage.run("--set shards.validation=shards/copy eval --tune");
     ran.exits_with(ExitCode::BadData).stderr_has("have 150 photos in common");
+    // The same photos with a third view are found too, although the means over all views differ.
+    small_shards::build(&stage, "more", 1000..1150, 3, true);
+    let ran = stage.run("--set shards.mean_views=3 --set shards.validation=shards/more eval --tune");
+    ran.exits_with(ExitCode::BadData).stderr_has("have 150 photos in common");
     // A glob that names the test shards is refused too, and so are shards that share only one photo with the test
     // shards.
     let ran = stage.run("--set shards.validation=shards/test/*.parquet eval --tune");

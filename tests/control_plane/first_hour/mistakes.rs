@@ -37,7 +37,7 @@ const COMMAND_LINE: [Mistake; 10] = [
     ("--json", ExitCode::Usage, "no verb given", "--help lists the verbs"),
 ];
 
-const CONFIGURATION: [Mistake; 13] = [
+const CONFIGURATION: [Mistake; 14] = [
     ("--set train.stepz=5 train", ExitCode::Config, "train.stepz: unknown field", "did you mean train.steps?"),
     (
         "--set train.steps=many train",
@@ -65,6 +65,7 @@ const CONFIGURATION: [Mistake; 13] = [
         "shards.density_cell_degrees: is 0",
         "wanted 0.001 to 90 (from --set)",
     ),
+    ("--set shards.mean_views=0 train", ExitCode::Config, "shards.mean_views: is 0", "wanted 1 to 1024 (from --set)"),
     ("--set steps train", ExitCode::Config, "steps: wanted key=value", "--set"),
     ("--config none.toml train", ExitCode::Config, "none.toml: No such file", "presets: demo, l23"),
     ("--config bad.toml train", ExitCode::Config, "bad.toml:2: malformed TOML", "`locdiff-launch config show`"),

@@ -108,11 +108,14 @@ fn evaluations_use_the_trained_head() {
     tuned.exits_with(ExitCode::Success);
     assert!(!tuned.stderr.contains("mean_views"), "{}", tuned.stderr);
     hybrid("");
-    // The head saw single views, but these photos are read as means of two.
-    let other = "trained with shards.mean_views = 1, but photos are now read with 2";
+    // LocDiff and the head saw single views, but these photos are read as means of two.
+    let other = "was trained with shards.mean_views = 1, but photos are now read with 2";
     let ran = stage.run("--run locdiff --set shards.mean_views=2 eval --hybrid");
     ran.exits_with(ExitCode::Success);
-    assert_eq!(ran.stderr.matches(other).count(), 1, "{}", ran.stderr);
+    for model in ["locdiff", "head"] {
+        let warned = |line: &&str| line.contains(&format!("checkpoints/{model}/step-")) && line.contains(other);
+        assert_eq!(ran.stderr.lines().filter(warned).count(), 1, "{model}: {}", ran.stderr);
+    }
     for (settings, code, reason) in [
         (
             "retrieval.run=nowhere",

@@ -62,9 +62,9 @@ section! {
         pub longitude_column: String = "lon".into(),
         /// Name of the embedding column. Columns of further views are NAME_1, NAME_2, ...
         pub embedding_column: String = "embedding".into(),
-        /// Number of views of a photo that are averaged into one embedding, in training and in evaluation. If this
-        /// number does not divide the number of views, the last mean is over more views. A row with fewer views gives
-        /// one mean. 1: no averaging.
+        /// Number of views of a photo that are averaged into one embedding, in training and in evaluation. Views that
+        /// are left over join the last mean, so 16 views with 3 give four means of three and one of four. A row with
+        /// fewer views gives one mean. 1: no averaging.
         pub mean_views: u32 = 1,
         /// What to do with unusable rows.
         pub on_bad_rows: OnBadRows = OnBadRows::Error,

@@ -192,6 +192,8 @@ pub(super) fn data_summary(summary: &EvalSummary, places: usize, config: &EvalCo
         skipped => format!("; left out {skipped} invalid rows"),
     };
     let views = if summary.views == 1 { "one view".to_owned() } else { format!("{} views", summary.views) };
+    let means = summary.mean_views.min(summary.views);
+    let views = if means > 1 { format!("{views} (means of {means})") } else { views };
     // With a gallery, the answers of LocDiff depend on the head, because the head decides which gallery is used.
     let choice = match config.anchors {
         DecodeAnchors::Gallery if !config.refine && summary.anchors > 0 => {
