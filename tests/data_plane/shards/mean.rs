@@ -63,15 +63,12 @@ fn views_are_averaged_in_order_and_the_last_mean_takes_the_rest() {
         if !with_manifest {
             std::fs::remove_file(out.join(MANIFEST_NAME)).expect("the file exists");
         }
-        for (mean_views, means) in [
-            (1, vec![0..1, 1..2, 2..3, 3..4, 4..5, 5..6, 6..7]),
-            (3, vec![0..3, 3..7]),
-            (7, vec![0..7]),
-            (9, vec![0..7]),
-        ] {
+        // The first view of each mean.
+        for (mean_views, firsts) in [(1, &[0, 1, 2, 3, 4, 5, 6][..]), (3, &[0, 3]), (7, &[0]), (9, &[0])] {
             let dataset = open(&out, mean_views);
-            assert_eq!((dataset.views() as usize, dataset.stored_views()), (means.len(), 7), "with {mean_views}");
-            for (view, of) in (0_u32..).zip(means) {
+            assert_eq!((dataset.views() as usize, dataset.stored_views()), (firsts.len(), 7), "with {mean_views}");
+            let ends = firsts.iter().skip(1).chain(&[7]);
+            for (view, of) in (0_u32..).zip(firsts.iter().zip(ends).map(|(first, end)| *first..*end)) {
                 let read = read_all(&dataset, view).expect("the blocks are valid");
                 let want: Vec<u8> = mean(of.clone()).iter().flat_map(|value| value.to_le_bytes()).collect();
                 assert_eq!(read.latitudes.len(), ROWS, "wrong number of rows");
