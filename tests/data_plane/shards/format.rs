@@ -1,5 +1,7 @@
 //! Tests of shards that this program writes. Rows are read back as they were written, reading damaged bytes gives an
-//! error, and a failed write leaves no files.
+//! error, and a failed write leaves no files. `mean` tests means over views.
+
+mod mean;
 
 use std::fs;
 use std::path::{Path, PathBuf};

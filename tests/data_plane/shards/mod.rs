@@ -5,7 +5,6 @@ mod contents;
 mod foreign;
 mod format;
 mod hostile;
-mod mean;
 pub(crate) mod memory;
 mod placed;
 mod plan;
