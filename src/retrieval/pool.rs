@@ -19,7 +19,9 @@
 //! is 250 km in the first round, or the width over which p is smoothed if that is larger, and `density_km` in the second
 //! round.
 //!
-//! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round.
+//! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round. They
+//! also count more in both rounds of LocDiff-H if the prior is even and the most similar point is far from every
+//! training photo, because LocDiff cannot confirm such a point: `scale` is multiplied by 4, and `fine_scale` by 2.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -36,6 +38,8 @@ const DEPTH: f64 = 9.0;
 const NEAR_POINTS: usize = 500;
 /// Kernel widths of the first round, km.
 const REGION_KM: [f64; 2] = [200.0, 750.0];
+/// `scale` and `fine_scale` are multiplied by these factors if LocDiff does not know the most similar point.
+const UNKNOWN_SCALES: [f64; 2] = [4.0, 2.0];
 /// Kernel widths of the second round, km.
 const PLACE_KM: [f64; 3] = [1.0, 25.0, 200.0];
 /// The least value of the density p, and ε in the density q.
@@ -58,6 +62,8 @@ pub(super) struct Pool<'a> {
     log_densities: Vec<[f64; 2]>,
     /// Number of points that are among the most similar. They come first. Without LocDiff, only these points vote.
     similar: usize,
+    /// Whether LocDiff does not know the most similar point, which is nevertheless as probable as others.
+    is_unknown: bool,
 }
 
 impl<'a> Pool<'a> {
@@ -83,6 +89,7 @@ impl<'a> Pool<'a> {
                 .map_or_else(|| vec![[0.0; 2]; ids.len()], |image| region_densities(image, &vectors, &levels)),
             log_factors: ids.iter().map(|id| surroundings.log_factors(*id)).collect(),
             similar: best.len(),
+            is_unknown: best.first().is_some_and(|(id, _)| surroundings.is_probable_but_unknown(*id)),
             image,
             ids,
             vectors,
@@ -149,20 +156,28 @@ impl<'a> Pool<'a> {
         if setting.is_without_locdiff() { self.similar } else { self.ids.len() }
     }
 
+    /// The factors of the logits in the two rounds.
+    fn scales(&self, setting: &Hybrid) -> [f64; 2] {
+        let [first, second] = if self.is_unknown && !setting.is_without_locdiff() { UNKNOWN_SCALES } else { [1.0; 2] };
+        [first * setting.scale, second * setting.fine_scale]
+    }
+
     /// The score s of each voter in the first round.
     fn region_scores(&self, setting: &Hybrid) -> Vec<f64> {
+        let [scale, _] = self.scales(setting);
         let score = |at: usize| {
             let [predicted, of_samples] = self.log_densities[at];
             let locdiff = setting.density_weight * predicted + setting.samples_weight * of_samples;
-            setting.scale * self.logits[at] + locdiff + self.log_factors[at][0]
+            scale * self.logits[at] + locdiff + self.log_factors[at][0]
         };
         (0..self.voters(setting)).map(score).collect()
     }
 
     /// The score s of the voters `near` in the second round. `densities` keeps log q of each voter and width.
     fn place_scores(&self, setting: &Hybrid, near: &[usize], densities: &mut BTreeMap<(u64, usize), f64>) -> Vec<f64> {
+        let [_, scale] = self.scales(setting);
         let mut score = |at: &usize| {
-            let similarity = setting.fine_scale * self.logits[*at] + self.log_factors[*at][1];
+            let similarity = scale * self.logits[*at] + self.log_factors[*at][1];
             let (Some(image), true) = (self.image, setting.fine_samples_weight > 0.0) else { return similarity };
             let density = || log_sample_density(image, self.vectors[*at], setting.density_km);
             let log_q = densities.entry((setting.density_km.to_bits(), *at)).or_insert_with(density);
@@ -338,7 +353,8 @@ fn closeness(distance_km: f64, widths_km: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::geo::{Degrees, Km, fibonacci_grid};
+    use locdiff_core::config::Prior;
+    use locdiff_core::geo::{Degrees, Km, SphereIndex, fibonacci_grid};
 
     use super::*;
 
@@ -388,6 +404,36 @@ mod tests {
         let alone = settings.map(|setting| pool.answers(&[setting])[0]);
         assert_ne!(alone[0], alone[1]);
         assert_eq!(pool.answers(&settings), alone);
+    }
+
+    /// In both rounds, a single very similar point wins against many that are less similar if the prior is even and no
+    /// training photo is near it. The vote without LocDiff does not depend on training photos.
+    #[test]
+    fn similarities_count_more_where_locdiff_does_not_know_the_area() {
+        let (alone, many) = (fibonacci_grid(3)[0], fibonacci_grid(3)[2]);
+        let around = |index: u32| many.displace(Degrees(f64::from(index) * 9.0), Km(120.0)).expect("it is finite");
+        let points: Vec<UnitVector> = std::iter::once(alone).chain((0..40).map(around)).collect();
+        let image = ImageSamples { aggregate: many, samples: vec![many], expected: vec![1.0] };
+        let index = SphereIndex::new(points.clone());
+        let wins = |prior: Prior, training_km: Option<f32>, highest: f32, (radius_km, fine_scale): (f64, f64)| {
+            let best: Vec<(u32, f32)> = (0..41).map(|id| (id, if id == 0 { highest } else { 10.0 })).collect();
+            let training_km = training_km.map(|km| vec![km; points.len()]);
+            let surroundings = Surroundings::new(&index, prior, training_km.as_deref(), 1);
+            let pool = Pool::new((&points, &surroundings), &best, &[], Some(&image));
+            let without = Hybrid::without_locdiff(radius_km, 0.5, fine_scale);
+            let answers = pool.answers(&[Hybrid { density_weight: 1.0, ..without }, without]);
+            answers.into_iter().map(|answer| answer == Some(0)).collect::<Vec<bool>>()
+        };
+        // Only points near the winner of the first round take part in the second.
+        let first = (150.0, 2.0);
+        assert_eq!(wins(Prior::Even, Some(2.5), 11.0, first), [true, false]);
+        assert_eq!(wins(Prior::Even, Some(1.5), 11.0, first), [false, false]);
+        assert_eq!(wins(Prior::Even, None, 11.0, first), [false, false]);
+        assert_eq!(wins(Prior::Training, Some(2.5), 12.0, first), [false, false]);
+        // All points take part in the second round.
+        let second = (20_000.0, 0.5);
+        assert_eq!(wins(Prior::Even, Some(2.5), 11.5, second), [true, false]);
+        assert_eq!(wins(Prior::Even, Some(1.5), 11.5, second), [false, false]);
     }
 
     /// Scores that are too large for a number leave an answer: the most similar point.

@@ -13,15 +13,16 @@ const DENSITY_KM: [f64; 2] = [100.0, 25.0];
 const SMOOTHING: f32 = 15.0;
 /// The widths over which LocDiff's density can be smoothed, km. The first means that it is not smoothed.
 pub(super) const SMOOTHED_KM: [f64; 4] = [0.0, 150.0, 300.0, 600.0];
+/// LocDiff does not know a point that is farther than this from every training photo.
+const KNOWN_KM: f32 = 2.0;
 
 /// The surroundings of all points of a gallery.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
     /// Logarithms of the factors that multiply the vote of each point in the two rounds. Empty if all factors are 1.
     log_factors: Vec<[f32; 2]>,
-    /// For each point, the width over which LocDiff's density is smoothed, as an index of `SMOOTHED_KM`. Empty if it is
-    /// smoothed nowhere.
-    levels: Vec<u8>,
+    /// The distance from each point to the nearest training photo. Empty if it is not known.
+    training_km: Vec<f32>,
 }
 
 impl Surroundings {
@@ -34,16 +35,26 @@ impl Surroundings {
                 DENSITY_KM.map(|km| -(index.count_nearer(*point, Km(km)).max(1) as f32).ln())
             }),
         };
-        let level = |km: &f32| SMOOTHED_KM.iter().rposition(|least| f64::from(SMOOTHING * km) >= *least).unwrap_or(0);
-        let levels = training_km.unwrap_or_default().iter().map(|km| level(km) as u8).collect();
-        Self { log_factors, levels }
+        Self { log_factors, training_km: training_km.unwrap_or_default().to_vec() }
     }
 
     pub(super) fn log_factors(&self, point: u32) -> [f64; 2] {
         self.log_factors.get(point as usize).copied().unwrap_or_default().map(f64::from)
     }
 
+    /// The width over which LocDiff's density is smoothed at a point, as an index of `SMOOTHED_KM`.
     pub(super) fn level(&self, point: u32) -> usize {
-        self.levels.get(point as usize).copied().map_or(0, usize::from)
+        let width_km = f64::from(SMOOTHING * self.training_km(point));
+        SMOOTHED_KM.iter().rposition(|least| width_km >= *least).unwrap_or(0)
+    }
+
+    /// Whether a point is as probable as others although LocDiff does not know it. With the prior `training`, a point
+    /// that is far from all training photos is not probable.
+    pub(super) fn is_probable_but_unknown(&self, point: u32) -> bool {
+        !self.log_factors.is_empty() && self.training_km(point) > KNOWN_KM
+    }
+
+    fn training_km(&self, point: u32) -> f32 {
+        self.training_km.get(point as usize).copied().unwrap_or(0.0)
     }
 }

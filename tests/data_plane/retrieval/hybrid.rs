@@ -99,6 +99,8 @@ fn may_win(scene: &Scene, image: usize, setting: &Hybrid, prior: Prior, top: usi
     let is_near = |at: &usize| uses_locdiff && locdiff.aggregate.distance(points[*at]).0 <= setting.radius_km;
     let near: Vec<usize> = (0..points.len()).filter(is_near).filter(|at| !similar.contains(at)).collect();
     let voters = [similar, near].concat();
+    let is_unknown = uses_locdiff && prior == Prior::Even && scene.training_km[voters[0]] > 2.0;
+    let (scale_factor, fine_factor) = if is_unknown { (4.0, 2.0) } else { (1.0, 1.0) };
     let reach_km = |at: usize| f64::from(15.0 * scene.training_km[at]);
     let samples = |at: usize, width_km: f64| {
         let near = |sample: &UnitVector| (-sample.distance(points[at]).0 / width_km).exp();
@@ -111,12 +113,12 @@ fn may_win(scene: &Scene, image: usize, setting: &Hybrid, prior: Prior, top: usi
     let first = |at: usize| {
         let predicted = smoothed_density(locdiff, points[at], reach_km(at)).max(0.002).ln();
         let of_samples = samples(at, smoothing_km(reach_km(at)).max(250.0));
-        let similarity = setting.scale * f64::from(logits[at]) + log_factor(at, 100.0);
+        let similarity = scale_factor * setting.scale * f64::from(logits[at]) + log_factor(at, 100.0);
         similarity + setting.density_weight * predicted + setting.samples_weight * of_samples
     };
     let second = |at: usize| {
         let of_samples = setting.fine_samples_weight * samples(at, setting.density_km);
-        setting.fine_scale * f64::from(logits[at]) + of_samples + log_factor(at, 25.0)
+        fine_factor * setting.fine_scale * f64::from(logits[at]) + of_samples + log_factor(at, 25.0)
     };
     let in_region = |one, other| [200.0, 750.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
     winners(&voters, first, in_region).iter().any(|centre| {
