@@ -36,6 +36,10 @@ const LAYERS: [(&str, i64, i64); 4] = [
     ("head.0", HIDDEN, EMBEDDING_WIDTH as i64),
 ];
 
+/// Weights nearer to 0 than this are set to 0. Up to 4 % of the weights of a layer are smaller than the smallest normal
+/// f32, and with such numbers a CPU computes several times slower. They do not change any embedding.
+const NEGLIGIBLE: f64 = 1e-30;
+
 /// Maps places into GeoCLIP's embedding space.
 #[derive(Debug)]
 pub struct LocationEncoder {
@@ -65,6 +69,7 @@ impl Linear {
         device: Device,
     ) -> Result<Self, GeoclipError> {
         let weight = take(tensors, &format!("{name}.weight"), &[outputs, inputs], device)?;
+        let weight = weight.f_masked_fill(&weight.f_abs()?.f_lt(NEGLIGIBLE)?, 0.0)?;
         Ok(Self { weight, bias: take(tensors, &format!("{name}.bias"), &[outputs], device)? })
     }
 
@@ -161,5 +166,21 @@ impl Capsule {
             values = layer.forward(&values)?.f_relu_()?;
         }
         head.forward(&values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn negligible_weights_are_zero() {
+        let weight = Tensor::from_slice(&[1e-40_f32, -1e-40, 1e-31, 1e-29, -0.5, f32::NAN]).view([1, 6]);
+        let tensors =
+            HashMap::from([("a.weight".to_owned(), weight), ("a.bias".to_owned(), Tensor::from_slice(&[0.0_f32]))]);
+        let layer = Linear::take(&tensors, "a", 6, 1, Device::Cpu).expect("the shapes are right");
+        let weights = Vec::<f32>::try_from(layer.weight.view([-1])).expect("the weights are f32");
+        assert_eq!(weights[..5], [0.0, 0.0, 0.0, 1e-29, -0.5]);
+        assert!(weights[5].is_nan());
     }
 }
