@@ -174,8 +174,12 @@ impl<'a> Retriever<'a> {
         }
         for one in &mut scored {
             // Points with equal logits are in gallery order.
-            one.best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-            one.best.truncate(top);
+            let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+            if one.best.len() > top {
+                one.best.select_nth_unstable_by(top, order);
+                one.best.truncate(top);
+            }
+            one.best.sort_unstable_by(order);
         }
         Ok(scored)
     }
@@ -253,8 +257,8 @@ pub(super) fn padded(rows: Tensor, count: usize) -> Result<Tensor, tch::TchError
     rows.f_constant_pad_nd(pad)
 }
 
-/// The best `top` points of a tile for each of the first `images` queries, without points whose logit is -∞. All
-/// further queries are padding.
+/// The best `top` points of a tile for each of the first `images` queries, in any order, without points whose logit is
+/// -∞. All further queries are padding.
 fn best_of(
     logits_ig: &Tensor,
     range: &Range<usize>,
@@ -266,7 +270,7 @@ fn best_of(
         return Ok(vec![Vec::new(); images]);
     }
     let (values, places) =
-        if count == 1 { logits_ig.f_max_dim(1, true)? } else { logits_ig.f_topk(count as i64, 1, true, true)? };
+        if count == 1 { logits_ig.f_max_dim(1, true)? } else { logits_ig.f_topk(count as i64, 1, true, false)? };
     let values = Vec::<f32>::try_from(values.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)?;
     let places = Vec::<i64>::try_from(places.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)?;
     let pair = |(place, value): (&i64, &f32)| ((range.start as i64 + place) as u32, *value);
