@@ -146,7 +146,7 @@ pub struct EvalRequest {
     /// Also evaluate retrieval, and LocDiff-H, which combines retrieval with LocDiff.
     #[arg(long)]
     pub hybrid: bool,
-    /// Experiment of the paper to reproduce: main or perturbation.
+    /// Experiment of the paper to reproduce: main, gallery-bias or perturbation.
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
     /// Score this file of predictions instead of a run.

@@ -4,6 +4,7 @@ mod after_train;
 mod beside_training;
 mod data;
 mod equality;
+mod gallery_bias;
 mod hangs;
 mod heads;
 mod known_places;

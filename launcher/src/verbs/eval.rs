@@ -9,15 +9,19 @@
 //! - `table`: the results table, as JSON and as text.
 //! - `published`: the rows of the paper's table.
 //! - `predictions`: scores a file of predictions.
+//! - `gallery_bias`: counts the gallery points near test places.
+//! - `truth`: the true places of test photos.
 
 mod evaluation;
 mod files;
+mod gallery_bias;
 mod gather;
 mod predictions;
 mod published;
 mod score;
 mod table;
 mod target;
+mod truth;
 
 use locdiff_core::config::TrainMethod;
 use locdiff_core::protocol::HybridRequest;
@@ -39,7 +43,10 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
         None => false,
         Some("main") => true,
         Some("perturbation") => return super::perturbation::run(global, output),
-        Some(other) => refuse!(Usage, "eval --suite {other}: unknown suite, wanted main or perturbation"),
+        Some("gallery-bias") => return gallery_bias::run(global, output),
+        Some(other) => {
+            refuse!(Usage, "eval --suite {other}: unknown suite, wanted main, gallery-bias or perturbation")
+        }
     };
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);

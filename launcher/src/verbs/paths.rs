@@ -20,6 +20,15 @@ pub(super) fn require_file(name: &str, path: &Path) -> Result<(), LaunchError> {
     }
 }
 
+/// The file of GeoCLIP's gallery in the folder `retrieval.geoclip`.
+pub(super) fn geoclip_gallery(folder: &str) -> Result<PathBuf, LaunchError> {
+    let file = Path::new(folder).join("gallery.csv");
+    if !file.is_file() {
+        refuse!(NoData, "no gallery at {}; `locdiff-launch geoclip import` makes it", file.display());
+    }
+    Ok(file)
+}
+
 fn unreadable(name: &str, path: &Path, error: io::Error) -> LaunchError {
     let shown = path.display();
     match error.kind() {

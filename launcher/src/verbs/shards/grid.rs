@@ -11,9 +11,9 @@ use locdiff_core::tables;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::error::{LaunchError, refuse};
+use crate::error::LaunchError;
 use crate::output::Output;
-use crate::verbs::paths::{require_file, require_new};
+use crate::verbs::paths::{geoclip_gallery, require_file, require_new};
 use crate::verbs::resolve_for;
 
 /// Writes the gallery. `coordinates` is the file with the list; `None` means GeoCLIP's gallery.
@@ -30,7 +30,7 @@ pub(super) fn run(
             require_file("--coordinates", &file)?;
             file
         }
-        None => geoclip_gallery(global)?,
+        None => geoclip_gallery(&resolve_for(global, &["retrieval"])?.config.retrieval.geoclip)?,
     };
     require_new("--out", out, overwrite)?;
     let (mut places, grid) = (tables::read_places(&list).map_err(LaunchError::reported)?, land_grid(spacing_km));
@@ -48,15 +48,6 @@ pub(super) fn run(
     let shown = out.display();
     output.print(&format!("{listed} places of {} and {points} points on land in {shown}", list.display()));
     Ok(json!({ "ok": true, "out": out, "places": listed, "grid_points": points }))
-}
-
-fn geoclip_gallery(global: &Global) -> anyhow::Result<PathBuf> {
-    let folder = resolve_for(global, &["retrieval"])?.config.retrieval.geoclip;
-    let file = Path::new(&folder).join("gallery.csv");
-    if !file.is_file() {
-        refuse!(NoData, "no gallery at {}; `locdiff-launch geoclip import` makes it", file.display());
-    }
-    Ok(file)
 }
 
 /// Points on land, each of which represents a square with sides of `spacing_km`.
