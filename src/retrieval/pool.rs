@@ -62,7 +62,7 @@ pub(super) struct Pool<'a> {
     log_densities: Vec<[f64; 2]>,
     /// Number of points that are among the most similar. They come first. Without LocDiff, only these points vote.
     similar: usize,
-    /// Whether LocDiff does not know the most similar point, which is nevertheless as probable as others.
+    /// Whether the prior is even and the most similar point is far from every training photo.
     is_unknown: bool,
 }
 
@@ -112,7 +112,7 @@ impl<'a> Pool<'a> {
             let places: Vec<UnitVector> = near.iter().map(|at| self.vectors[*at]).collect();
             let fine = |at: &usize| {
                 let setting = &settings[*at];
-                [setting.fine_scale, setting.fine_samples_weight, setting.density_km].map(f64::to_bits)
+                [self.scales(setting)[1], setting.fine_samples_weight, setting.density_km].map(f64::to_bits)
             };
             let rounds = distinct(&of_centre, fine);
             let scores: Vec<Vec<f64>> =
@@ -132,7 +132,7 @@ impl<'a> Pool<'a> {
     fn by_centre(&self, settings: &[Hybrid]) -> BTreeMap<(usize, usize, u64), Vec<usize>> {
         let coarse = |at: &usize| {
             let setting = &settings[*at];
-            let weights = [setting.scale, setting.density_weight, setting.samples_weight];
+            let weights = [self.scales(setting)[0], setting.density_weight, setting.samples_weight];
             (self.voters(setting), weights.map(f64::to_bits))
         };
         let all: Vec<usize> = (0..settings.len()).collect();
@@ -415,25 +415,28 @@ mod tests {
         let points: Vec<UnitVector> = std::iter::once(alone).chain((0..40).map(around)).collect();
         let image = ImageSamples { aggregate: many, samples: vec![many], expected: vec![1.0] };
         let index = SphereIndex::new(points.clone());
-        let wins = |prior: Prior, training_km: Option<f32>, highest: f32, (radius_km, fine_scale): (f64, f64)| {
+        let wins = |prior: Prior, training_km: Option<f32>, highest: f32, setting: (f64, f64, f64)| {
             let best: Vec<(u32, f32)> = (0..41).map(|id| (id, if id == 0 { highest } else { 10.0 })).collect();
             let training_km = training_km.map(|km| vec![km; points.len()]);
             let surroundings = Surroundings::new(&index, prior, training_km.as_deref(), 1);
             let pool = Pool::new((&points, &surroundings), &best, &[], Some(&image));
-            let without = Hybrid::without_locdiff(radius_km, 0.5, fine_scale);
+            let (radius_km, scale, fine_scale) = setting;
+            let without = Hybrid::without_locdiff(radius_km, scale, fine_scale);
             let answers = pool.answers(&[Hybrid { density_weight: 1.0, ..without }, without]);
             answers.into_iter().map(|answer| answer == Some(0)).collect::<Vec<bool>>()
         };
         // Only points near the winner of the first round take part in the second.
-        let first = (150.0, 2.0);
+        let first = (150.0, 0.5, 2.0);
         assert_eq!(wins(Prior::Even, Some(2.5), 11.0, first), [true, false]);
         assert_eq!(wins(Prior::Even, Some(1.5), 11.0, first), [false, false]);
         assert_eq!(wins(Prior::Even, None, 11.0, first), [false, false]);
         assert_eq!(wins(Prior::Training, Some(2.5), 12.0, first), [false, false]);
         // All points take part in the second round.
-        let second = (20_000.0, 0.5);
+        let second = (20_000.0, 0.5, 0.5);
         assert_eq!(wins(Prior::Even, Some(2.5), 11.5, second), [true, false]);
         assert_eq!(wins(Prior::Even, Some(1.5), 11.5, second), [false, false]);
+        // With and without LocDiff, the first round has the same voters and the same winner, but the second differs.
+        assert_eq!(wins(Prior::Even, Some(2.5), 11.5, (20_000.0, 1.0, 0.5)), [true, false]);
     }
 
     /// Scores that are too large for a number leave an answer: the most similar point.

@@ -48,8 +48,8 @@ impl Surroundings {
         SMOOTHED_KM.iter().rposition(|least| width_km >= *least).unwrap_or(0)
     }
 
-    /// Whether a point is as probable as others although LocDiff does not know it. With the prior `training`, a point
-    /// that is far from all training photos is not probable.
+    /// Whether the prior is even and the point is far from every training photo. With the prior `training`, such a point
+    /// is not probable.
     pub(super) fn is_probable_but_unknown(&self, point: u32) -> bool {
         !self.log_factors.is_empty() && self.training_km(point) > KNOWN_KM
     }
