@@ -76,7 +76,7 @@ results! {
     ShardsVerified(Verified) "shards verify",
     ShardsInspected(Inspection) "shards inspect",
     GeoclipImported(GeoclipImported) "geoclip import",
-    Truth(TruthWritten) "eval --predictions (truth)",
+    Truth(TruthWritten) "eval (true places)",
     Train(TrainSummary) "train",
     Export(Exported) "checkpoint export",
     Eval(EvalSummary) "eval",

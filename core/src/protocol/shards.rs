@@ -85,7 +85,7 @@ pub enum ShardsJob {
         overwrite: bool,
     },
     /// Write the ids and true locations of the usable test rows to a file. The launcher scores predictions against this
-    /// file.
+    /// file, or counts gallery points near its locations.
     Truth {
         /// Parquet file to write.
         out: PathBuf,
@@ -104,7 +104,7 @@ impl ShardsJob {
             Self::Inspect { .. } => "shards inspect",
             Self::Bench { .. } => "bench shards",
             Self::GeoclipImport { .. } => "geoclip import",
-            Self::Truth { .. } => "eval --predictions (truth)",
+            Self::Truth { .. } => "eval (true places)",
         }
     }
 }

@@ -31,8 +31,7 @@ const TRAIN_ROWS: u64 = 60_000;
 /// Number of validation photos, for the evaluations during training and for tuning LocDiff-H. Tuning takes 50 ms for
 /// each photo.
 const VALIDATION_ROWS: u64 = 800;
-/// Number of test photos, for the evaluation after training. With fewer photos, chance decides small
-/// differences.
+/// Number of test photos, for the evaluation after training. With fewer photos, chance decides small differences.
 const TEST_ROWS: u64 = 2000;
 /// Number of views of each validation and test photo. It equals the default of `eval.samples`, so each sample uses a
 /// different view.

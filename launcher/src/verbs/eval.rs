@@ -43,7 +43,16 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
         None => false,
         Some("main") => true,
         Some("perturbation") => return super::perturbation::run(global, output),
-        Some("gallery-bias") => return gallery_bias::run(global, output),
+        Some("gallery-bias") => {
+            if request.hybrid || request.tune || request.exclude_km.is_some() {
+                refuse!(
+                    Usage,
+                    "eval --suite gallery-bias counts all gallery points and evaluates no run; leave out --hybrid, --tune \
+                     and --exclude-km"
+                );
+            }
+            return gallery_bias::run(global, output);
+        }
         Some(other) => {
             refuse!(Usage, "eval --suite {other}: unknown suite, wanted main, gallery-bias or perturbation")
         }

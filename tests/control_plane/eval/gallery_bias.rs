@@ -1,6 +1,7 @@
 //! Tests of `eval --suite gallery-bias`, which counts gallery points near test places.
 
 use locdiff_core::exit_code::ExitCode;
+use locdiff_core::geo::{Place, fibonacci_grid};
 use serde_json::Value;
 
 use crate::small_shards;
@@ -26,6 +27,11 @@ fn gallery_points_near_test_places_are_counted_in_both_ways() {
     assert_eq!(percents(&found, "gallery", "percent_more_than"), [75.0, 25.0, 0.0, 0.0]);
     assert_eq!(percents(&found, "gallery", "percent"), [75.0, 25.0, 0.0, 0.0]);
     assert_eq!(percents(&found, "grid", "percent_at_least"), [0.0; 4]);
+    let place = Place::from(fibonacci_grid(21)[7]);
+    write("grid.csv", &format!("path,lat,lon\na,{},{}\nb,0,0\n", place.latitude().0, place.longitude().0));
+    let grid = stage.run(&format!("{suite} --set eval.truth=grid.csv eval --suite gallery-bias"));
+    let grid = grid.exits_with(ExitCode::Success).json();
+    assert_eq!(percents(&grid, "grid", "percent_at_least"), [50.0, 0.0, 0.0, 0.0]);
     assert_eq!(found["data"]["gallery_points"], 21);
     ran.stderr_has("4 photos of truth.csv").stderr_has("more than");
 
@@ -36,10 +42,12 @@ fn gallery_points_near_test_places_are_counted_in_both_ways() {
 
     write("gallery.csv", "lat,lon\n");
     let ran = stage.run(&format!("{suite} --set eval.truth=truth.csv eval --suite gallery-bias"));
-    ran.exits_with(ExitCode::BadData).stderr_has("gallery.csv");
+    ran.exits_with(ExitCode::BadData).stderr_has("gallery.csv").stderr_has("has no rows");
     write("empty.csv", "path,lat,lon\n");
     let ran = stage.run(&format!("{suite} --set eval.truth=empty.csv eval --suite gallery-bias"));
-    ran.exits_with(ExitCode::BadData).stderr_has("empty.csv");
+    ran.exits_with(ExitCode::BadData).stderr_has("empty.csv").stderr_has("has no rows");
+    let ran = stage.run(&format!("{suite} --set eval.truth=truth.csv eval --suite gallery-bias --exclude-km 1"));
+    ran.exits_with(ExitCode::Usage).stderr_has("--exclude-km");
     let ran = stage.run("--device cpu --set eval.truth=truth.csv eval --suite gallery-bias");
     ran.exits_with(ExitCode::NoData).stderr_has("geoclip import");
     let ran = stage.run("--device cpu --set retrieval.gallery=none.csv eval --suite gallery-bias");

@@ -1,8 +1,8 @@
 //! `eval --suite gallery-bias`: counts the gallery points near the true place of each test photo, and does the same for
 //! an even grid with as many points. The more points are near, the more the gallery helps retrieval.
 //!
-//! The paper says "more than n" everywhere, but within 25 km, and for n = 1, its numbers are those of "at least n". The
-//! table has both counts.
+//! The paper says "more than n" everywhere. But for n = 1, and for every n within 25 km, its numbers are those of "at
+//! least n". The table has both.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +11,10 @@ use locdiff_core::tables;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::table::photo_kind;
 use super::truth::TestPlaces;
 use crate::cli::Global;
-use crate::error::{LaunchError, refuse};
+use crate::error::LaunchError;
 use crate::output::Output;
 use crate::supervisor::Supervisor;
 use crate::terminal::{width, wrapped};
@@ -37,8 +38,8 @@ struct BiasRow {
     radius_km: f64,
     min_count: usize,
     source: &'static str,
-    /// The share as the paper counts: the one with at least `min_count` points if this is 1 or within 25 km, otherwise
-    /// the one with more.
+    /// The share that matches the paper: at least `min_count` points if `min_count` is 1 or `radius_km` is 25, otherwise
+    /// more than `min_count`.
     percent: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     percent_at_least: Option<f64>,
@@ -57,14 +58,12 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let mut supervisor = Supervisor::new()?;
     let TestPlaces { truth, is_simulated } = TestPlaces::read(&config, &mut supervisor)?;
     let (photos, source) = (truth.places.len(), truth.source);
-    if photos == 0 {
-        refuse!(BadData, "{source}: there are no test photos");
-    }
     let task_file = file.clone();
     let (gallery, rows) = supervisor.compute(move || count(&task_file, &truth.places))?;
     let title = format!(
-        "points near the true places of {photos} photos of {source}; gallery: {gallery} points of {}; grid: as many \
-         points, spread evenly",
+        "points near the true places of {photos} {} of {source}; gallery: {gallery} points of {}; grid: as many points, \
+         spread evenly",
+        photo_kind(is_simulated),
         file.display()
     );
     output.print(&wrapped(&title, 2, width()));
@@ -79,9 +78,6 @@ fn count(file: &Path, places: &[Place]) -> anyhow::Result<(usize, Vec<BiasRow>)>
     let gallery = tables::read_places(file).map_err(LaunchError::reported)?;
     let gallery: Vec<UnitVector> = gallery.into_iter().map(UnitVector::from).collect();
     let points = gallery.len();
-    if points == 0 {
-        refuse!(BadData, "{}: the gallery has no points", file.display());
-    }
     let grid = fibonacci_grid(points);
     let rows = LISTS.into_iter().zip([gallery, grid]).flat_map(|(name, points)| rows(name, points, places));
     Ok((points, rows.collect()))
