@@ -105,7 +105,8 @@ impl SphereIndex {
     }
 
     /// Positions and distances of the `count` nearest points, nearest first. The list is shorter if the index holds
-    /// fewer points.
+    /// fewer points. Points near the antipode of `query` may be in another order if their distances differ by less than
+    /// a metre.
     pub fn nearest_many(&self, query: UnitVector, count: usize) -> Vec<(u32, Km)> {
         let mut best = Vec::with_capacity(count + 1);
         if count > 0 {

@@ -236,7 +236,10 @@ proptest! {
             prop_assert_eq!(nearest.len(), count.min(crowd.len()));
             for ((at, distance), want) in nearest.iter().zip(&sorted) {
                 prop_assert_eq!(*distance, query.distance(crowd[*at as usize]));
-                prop_assert!((distance.0 - want).abs() <= ROUNDING_KM);
+                // Near the antipode of the query, chords that differ by rounding belong to distances that differ by
+                // decimetres.
+                let tolerance = if *want > 19_900.0 { 0.001 } else { ROUNDING_KM };
+                prop_assert!((distance.0 - want).abs() <= tolerance);
             }
             let first = index.nearest(query).expect("the index has points").0;
             let same = crowd.iter().position(|point| *point == crowd[first as usize]);
