@@ -2,8 +2,8 @@
 //! graph.
 //!
 //! A step computes the same numbers as [`Sampler::run_with`](super::Sampler::run_with), with the noise of
-//! [`ChainNoise::draw`]. On CUDA, a step is one kernel, which draws its noise itself. The kernel reads the index of the
-//! first chain from the memory of the device, so that a captured graph can serve any chains.
+//! [`ChainNoise::draw`]. On CUDA, a step is one kernel, which draws its noise itself. The kernel reads the seeds of the
+//! images from the memory of the device, so that a captured graph can serve any images.
 // Letters in tensor names: n chains, d dimensions of a code.
 
 use locdiff_core::random::{Draw, Philox, Stream};
@@ -14,7 +14,7 @@ use super::sampler::{ChainNoise, Update, apply_update, guided};
 use crate::native::nvrtc::{Arg, Kernel};
 use crate::native::random::sampler_kernel;
 
-/// The noised codes of consecutive chains.
+/// The noised codes of the chains of some images.
 #[derive(Debug)]
 pub struct Chains {
     noise: ChainNoise,
@@ -22,8 +22,8 @@ pub struct Chains {
     x_nd: Tensor,
     /// The noised codes as the network takes them: rounded to its type. The same tensor as `x_nd` if that type is f32.
     input_nd: Tensor,
-    /// Index of the first chain, i64.
-    first: Tensor,
+    /// The seed of each image, i64.
+    seeds: Tensor,
     /// The kernel of a step. `None` on the CPU.
     kernel: Option<Kernel>,
 }
@@ -41,31 +41,37 @@ pub struct Predictions<'a> {
 }
 
 impl Chains {
-    /// Makes room for `samples` chains of a network whose values have the type `kind` (f16 or f32). If `device` is a
-    /// GPU, it must be the current device.
+    /// Makes room for `samples` chains of each of `images` images. The values of the network have the type `kind` (f16
+    /// or f32). If `device` is a GPU, it must be the current device.
     pub fn new(
-        philox: Philox,
+        images: usize,
         samples: usize,
         dims: usize,
         (kind, device): (Kind, Device),
     ) -> Result<Self, DiffusionError> {
-        let shape = [samples as i64, dims as i64];
+        let shape = [(images * samples) as i64, dims as i64];
         let x_nd = Tensor::f_zeros(shape, (Kind::Float, device))?;
         let input_nd = if kind == Kind::Float { x_nd.shallow_clone() } else { Tensor::f_zeros(shape, (kind, device))? };
         Ok(Self {
-            noise: ChainNoise { philox, first_sample: 0, samples, dims, kind: Kind::Float, device },
+            noise: ChainNoise { seeds: vec![0; images], samples, dims, kind: Kind::Float, device },
             x_nd,
             input_nd,
-            first: Tensor::f_zeros([1], (Kind::Int64, device))?,
+            seeds: Tensor::f_zeros([images as i64], (Kind::Int64, device))?,
             kernel: if device.is_cuda() { Some(sampler_kernel("denoise", kind, [dims as i64])?) } else { None },
         })
     }
 
-    /// Starts all chains at noise. `first_sample` is the global index of the first chain.
-    pub fn start(&mut self, first_sample: u64) -> Result<(), DiffusionError> {
-        self.noise.first_sample = first_sample;
-        let _ = self.first.f_fill_(first_sample.cast_signed())?;
-        self.set(&self.noise.draw(0)?)
+    /// Starts all chains at noise. `seeds` holds the seed of each image.
+    pub fn start(&mut self, seeds: Vec<u64>) -> Result<(), DiffusionError> {
+        let on_host: Vec<i64> = seeds.iter().map(|seed| seed.cast_signed()).collect();
+        self.seeds.f_copy_(&Tensor::f_from_slice(&on_host)?)?;
+        self.noise.seeds = seeds;
+        let Some(kernel) = &self.kernel else { return self.set(&self.noise.draw(0)?) };
+        // A step that keeps nothing and adds noise of size 1, as draw 0.
+        let nothing = Tensor::f_zeros([self.noise.dims as i64], (Kind::Float, self.noise.device))?;
+        let _ = self.input_nd.f_zero_()?;
+        let predictions = Predictions { conditional_nd: &self.input_nd, unconditional: None, bias_d: &nothing };
+        self.launch(kernel, 0, Update { predicted: 0.0, kept: 0.0, fresh: 1.0 }, &predictions)
     }
 
     /// The noised codes in the type of the network.
@@ -81,22 +87,23 @@ impl Chains {
     /// Takes step `k`, counted from 0.
     pub fn step(&self, k: usize, update: Update, predictions: &Predictions<'_>) -> Result<(), DiffusionError> {
         match &self.kernel {
-            Some(kernel) => self.launch(kernel, k, update, predictions),
+            Some(kernel) => self.launch(kernel, k + 1, update, predictions),
             None => self.compute(k, update, predictions),
         }
     }
 
+    /// Launches the kernel of a step, with the noise of draw `draw`.
     fn launch(
         &self,
         kernel: &Kernel,
-        k: usize,
+        draw: usize,
         update: Update,
         predictions: &Predictions<'_>,
     ) -> Result<(), DiffusionError> {
-        let ChainNoise { philox, samples, dims, .. } = self.noise;
-        let step = k as u64 + 1;
-        let draw = Draw { stream: Stream::Sampler, step, first_sample: self.noise.first_sample, elements: dims };
+        let (samples, dims, step) = (self.noise.samples, self.noise.dims, draw as u64);
+        let draw = Draw { stream: Stream::Sampler, step, first_sample: 0, elements: dims };
         let stream = Philox::check(draw, samples as u64).map_err(crate::native::random::RandomError::from)?;
+        let chains = self.noise.seeds.len() * samples;
         let is_narrow = self.input_nd.kind() != Kind::Float;
         let (unconditional, strength) = predictions
             .unconditional
@@ -111,14 +118,14 @@ impl Chains {
             Arg::F32(update.predicted as f32),
             Arg::F32(update.kept as f32),
             Arg::F32(update.fresh as f32),
-            Arg::U64(philox.seed),
+            Arg::Tensor(&self.seeds),
+            Arg::U64(samples as u64),
             Arg::U32(stream),
             Arg::U64(step),
-            Arg::Tensor(&self.first),
-            Arg::U64(samples as u64),
+            Arg::U64(chains as u64),
             Arg::U64(dims as u64),
         ];
-        Ok(kernel.launch_threads((samples * dims.div_ceil(4)) as u64, &arguments)?)
+        Ok(kernel.launch_threads((chains * dims.div_ceil(4)) as u64, &arguments)?)
     }
 
     fn compute(&self, k: usize, update: Update, predictions: &Predictions<'_>) -> Result<(), DiffusionError> {

@@ -128,14 +128,13 @@ pub fn guided(conditional_nd: &Tensor, unconditional_nd: &Tensor, strength: f64)
     Ok(conditional_nd.f_add(&difference_nd.f_mul_scalar(strength)?)?)
 }
 
-/// Draws the random numbers for consecutive chains. The numbers do not depend on which rank runs the chains.
-#[derive(Debug, Clone, Copy)]
+/// Draws the random numbers for the chains of some images. The numbers of a chain depend only on the seed of its image
+/// and on the number of the chain within the image.
+#[derive(Debug, Clone)]
 pub struct ChainNoise {
-    /// The random generator of the evaluation.
-    pub philox: Philox,
-    /// Global index of the first chain. If each image has k chains, chain j of image i has the index i·k + j.
-    pub first_sample: u64,
-    /// Number of chains.
+    /// The seed of each image.
+    pub seeds: Vec<u64>,
+    /// Chains per image.
     pub samples: usize,
     /// Number of dimensions of a code.
     pub dims: usize,
@@ -148,9 +147,10 @@ pub struct ChainNoise {
 impl ChainNoise {
     /// Standard normals `[n, d]`. Draw 0 is the noise at which the chains start, and draw k + 1 is the noise of step k.
     pub fn draw(&self, draw: usize) -> Result<Tensor, DiffusionError> {
-        let step = Step::At(draw as u64);
-        let (first_sample, samples, elements) = (self.first_sample, self.samples, self.dims);
-        let rows = RowDraw { stream: Stream::Sampler, step, first_sample, samples, elements };
-        Ok(self.philox.normal(self.device, rows)?.f_to_kind(self.kind)?)
+        let (step, samples, elements) = (Step::At(draw as u64), self.samples, self.dims);
+        let rows = RowDraw { stream: Stream::Sampler, step, first_sample: 0, samples, elements };
+        let of_image = |seed: &u64| Philox::new(*seed).normal(self.device, rows);
+        let images = self.seeds.iter().map(of_image).collect::<Result<Vec<_>, _>>()?;
+        Ok(Tensor::f_cat(&images, 0)?.f_to_kind(self.kind)?)
     }
 }

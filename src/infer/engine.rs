@@ -2,15 +2,14 @@
 //! into one place.
 //!
 //! Sample k of an image is conditioned on view k modulo the number of views. The random numbers of a sample are a
-//! function of the seed, the index of the image, k and the number of samples, so they do not depend on the other
-//! images. [`super::rows`] explains how matrix products become reproducible.
+//! function of the seed of the engine, the embeddings of the image, and k. So the answer does not depend on the other
+//! images, or on the position of the image among them. [`super::rows`] explains how matrix products become reproducible.
 // Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains (one per
 // sample), d dimensions of the code.
 
 use locdiff_core::config::EvalConfig;
 use locdiff_core::geo::UnitVector;
 use locdiff_core::pulse;
-use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
@@ -33,7 +32,7 @@ pub struct Engine {
     prepared: Prepared,
     pub(super) sampler: Sampler,
     decoder: Decoder,
-    pub(super) philox: Philox,
+    pub(super) seed: u64,
     pub(super) config: EvalConfig,
 }
 
@@ -79,7 +78,7 @@ impl Engine {
             network,
             sampler: Sampler::few_steps(&schedule, config.sampler_steps as usize, config.sampler_eta)?,
             decoder: Decoder::new(anchors, config.neighbourhood_km, config.refine)?,
-            philox: Philox::new(seed),
+            seed,
             config: config.clone(),
         })
     }
@@ -155,9 +154,8 @@ impl Engine {
         let rows = self.rows_of_chains(block, Kind::Int64)?;
         let image = self.network.prepare(embeddings_ive, None)?.selected(&rows)?;
         let noise = ChainNoise {
-            philox: self.philox,
-            first_sample: block.first * samples as u64,
-            samples: block.size * samples,
+            seeds: block.seeds(self.seed),
+            samples,
             dims,
             kind: Kind::Float,
             device: self.device(),

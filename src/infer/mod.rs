@@ -12,8 +12,8 @@
 //! - [`anchors`]: the points among which the decoder selects.
 //! - [`overlap`]: distances from test places to training places and gallery points.
 //!
-//! Invariant: the answer for an image is a function of the weights, the settings, the seed, the image and the block of
-//! the image. It does not depend on the number of workers.
+//! Invariant: the answer for an image is a function of the weights, the settings, the seed and the embeddings of the
+//! image. It depends neither on the other images nor on the number of workers.
 
 pub mod anchors;
 pub mod engine;

@@ -135,7 +135,8 @@ impl<'a> CollapsedChains<'a> {
         let (network, device) = (&engine.network, engine.device());
         let timesteps: Vec<usize> = engine.sampler.steps().iter().map(|(t, _)| *t).collect();
         let collapsed = Collapsed::new(network, &timesteps, keeps)?;
-        let count = block.size * engine.config.samples as usize;
+        let samples = engine.config.samples as usize;
+        let count = block.size * samples;
         let dims = network.architecture().dims as usize;
         let no_embeddings =
             Tensor::f_zeros([(block.size * block.views) as i64, block.width as i64], (Kind::Half, device))?;
@@ -147,7 +148,7 @@ impl<'a> CollapsedChains<'a> {
         };
         Ok(Self {
             engine,
-            chains: Chains::new(engine.philox, count, dims, (collapsed.kind(), device))?,
+            chains: Chains::new(block.size, samples, dims, (collapsed.kind(), device))?,
             rows_n: engine.rows_of_chains(block, Kind::Int)?,
             image: collapsed.image_terms(&network.prepare(&no_embeddings, None)?)?,
             work: collapsed.workspace(count)?,
@@ -162,13 +163,13 @@ impl<'a> CollapsedChains<'a> {
     fn run(&mut self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<(Tensor, Tensor), InferError> {
         let image = self.network.image_terms(&self.engine.network.prepare(embeddings_ive, None)?)?;
         self.image.copy_from(&image)?;
-        let first_sample = block.first * u64::from(self.engine.config.samples);
-        self.chains.start(first_sample)?;
+        let seeds = block.seeds(self.engine.seed);
+        self.chains.start(seeds.clone())?;
         let expected_id = if self.engine.device().is_cuda() {
             if self.captured.is_none() {
                 // The first step is taken once before the capture, because no code may be loaded during a capture.
                 let _ = self.take_steps(1)?;
-                self.chains.start(first_sample)?;
+                self.chains.start(seeds)?;
                 self.captured = Some(Graph::capture("sampler steps", || self.take_steps(usize::MAX))?);
             }
             let (graph, expected_id) = self.captured.as_mut().expect("the steps were captured above");
@@ -206,13 +207,13 @@ impl<'a> CollapsedChains<'a> {
 #[allow(clippy::print_stdout, reason = "tests print what they measured")]
 mod tests {
     use locdiff_core::config::{EvalConfig, Precision, RunConfig};
-    use locdiff_core::geo::fibonacci_grid;
+    use locdiff_core::geo::{UnitVector, fibonacci_grid};
     use locdiff_core::random::{Philox, Stream};
     use tch::Device;
 
     use super::*;
     use crate::diffusion::Forward;
-    use crate::infer::Denoiser;
+    use crate::infer::{Denoiser, Image};
     use crate::model::Timesteps;
     use crate::native::random::{RandomTensors, RowDraw, Step};
     use crate::shdd::Basis;
@@ -313,7 +314,10 @@ mod tests {
     }
 
     fn block() -> ImageBlock {
-        ImageBlock { first: 5, images: Vec::new(), size: VIEWS / 2, views: 2, width: WIDTH }
+        let truth = UnitVector::NORTH_POLE.into();
+        let image = |row: u64| Image { row, id: row.to_string(), truth, views: row.to_le_bytes().to_vec() };
+        let images = (0..VIEWS as u64 / 2).map(image).collect();
+        ImageBlock { first: 5, images, size: VIEWS / 2, views: 2, width: WIDTH }
     }
 
     /// The codes and the first predictions of the network itself.

@@ -1,8 +1,9 @@
 //! The rows of a data set in blocks with a fixed number of images.
 //!
-//! The rounding of a matrix product depends on the number of rows, and may even depend on the position of a row. The
-//! division into blocks therefore depends only on the data, and the last block is padded with zeros. Each worker takes
-//! whole blocks, so results are bit-identical for any number of workers.
+//! The rounding of a matrix product depends on the number of rows, so every block has the same number of rows: the last
+//! block is padded with zeros. With a fixed number of rows, the rounding of a row does not depend on its position or on
+//! the other rows (tested on the CPU). So the answer for an image is bit-identical alone, among other
+//! images, and with any number of workers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,6 +11,7 @@ use std::ops::Range;
 use locdiff_core::config::{OnBadRows, RunConfig};
 use locdiff_core::geo::{Place, places};
 use tch::{Device, Kind, Tensor};
+use twox_hash::XxHash3_64;
 
 use super::error::InferError;
 use crate::native::host::pinned_bytes;
@@ -60,6 +62,14 @@ pub struct ImageBlock {
 }
 
 impl ImageBlock {
+    /// The seed of the random numbers of each image, from the embeddings of the image and the seed of the engine.
+    /// Images that only fill up the block have the seed of the engine.
+    pub(super) fn seeds(&self, seed: u64) -> Vec<u64> {
+        let mut seeds: Vec<u64> = self.images.iter().map(|image| seed ^ XxHash3_64::oneshot(&image.views)).collect();
+        seeds.resize(self.size, seed);
+        seeds
+    }
+
     /// The embeddings of the block in float16, `[size * views, width]`, one image after the other. If the block has
     /// fewer than `size` images, the remaining rows are zeros.
     pub fn embeddings(&self, device: Device) -> Result<Tensor, InferError> {

@@ -25,8 +25,8 @@ fn draws(first_sample: u64, samples: usize) -> TrainingDraws<'static> {
     TrainingDraws { philox: Philox::new(7), step: Step::At(3), first_sample, samples, device: CPU }
 }
 
-fn chain_noise(first_sample: u64, samples: usize) -> ChainNoise {
-    ChainNoise { philox: Philox::new(7), first_sample, samples, dims: 257, kind: Kind::Double, device: CPU }
+fn chain_noise(seeds: &[u64], samples: usize) -> ChainNoise {
+    ChainNoise { seeds: seeds.to_vec(), samples, dims: 257, kind: Kind::Double, device: CPU }
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn every_chain_returns_the_output_of_a_perfect_predictor() {
     let x0 = normals(1, &[5, 257], Kind::Double);
     let chains = [(200, 1.0), (20, 1.0), (1, 0.0)].map(|(steps, eta)| Sampler::few_steps(&schedule, steps, eta));
     for sampler in chains {
-        let noise = |draw| chain_noise(0, 5).draw(draw);
+        let noise = |draw| chain_noise(&[7], 5).draw(draw);
         let result =
             sampler.expect("the chain is valid").run_with(noise, |_, _| Ok::<_, DiffusionError>(x0.shallow_clone()));
         assert!(result.expect("the predictor cannot fail").equal(&x0));
@@ -149,7 +149,7 @@ fn every_chain_keeps_the_forward_marginals() {
         let schedule = schedule(kind, 200);
         let sampler = Sampler::few_steps(&schedule, steps, eta).expect("the chain is valid");
         let mut seen = Vec::new();
-        let noise = |draw| chain_noise(0, 128).draw(draw);
+        let noise = |draw| chain_noise(&[7, 8], 64).draw(draw);
         let result = sampler.run_with(noise, |x, t| {
             let alpha_bar = schedule.alpha_bar(t)?;
             let deviation = (x - &x0 * alpha_bar.sqrt()).std(true).double_value(&[]);
@@ -180,16 +180,15 @@ fn random_numbers_do_not_depend_on_the_layout() {
         assert!(Tensor::cat(&[first, second], 0).equal(whole));
     }
     for draw in [0, 4] {
-        let [whole, first, second] = [(0, 8), (0, 3), (3, 5)]
-            .map(|(first, samples)| chain_noise(first, samples).draw(draw).expect("the draw is in range"));
-        assert!(Tensor::cat(&[first, second], 0).equal(&whole));
+        let drawn = |seeds: &[u64], samples| chain_noise(seeds, samples).draw(draw).expect("the draw is in range");
+        let [whole, first, second] = [&[3, 9][..], &[3], &[9]].map(|seeds| drawn(seeds, 4));
+        assert!(Tensor::cat(&[&first, &second], 0).equal(&whole));
+        assert!(!first.equal(&second));
+        // More chains do not change the first ones.
+        assert!(drawn(&[3], 6).narrow(0, 0, 4).equal(&first));
     }
-    assert!(
-        !chain_noise(0, 8)
-            .draw(0)
-            .expect("the draw is in range")
-            .equal(&chain_noise(0, 8).draw(1).expect("the draw is in range"))
-    );
+    let [start, step] = [0, 1].map(|draw| chain_noise(&[7], 8).draw(draw).expect("the draw is in range"));
+    assert!(!start.equal(&step));
 }
 
 #[test]

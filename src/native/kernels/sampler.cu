@@ -33,13 +33,17 @@ extern "C" __global__ void sine_rows(T* out, u64 out_stride, const T* product, c
 // x <- predicted_share * x0 + kept * x + fresh * n, where n is standard normal noise, and
 // x0 = conditional + strength * (conditional - unconditional). `bias` is added to both predictions. `unconditional` may
 // be null. The result is also written to `narrow_x`, unless `narrow_x` is null. If `kept` or `fresh` is 0, its term is
-// left out. One thread computes four adjacent elements, whose noise comes from one Philox block.
+// left out. One thread computes four adjacent elements, whose noise comes from one Philox block. Each image has
+// `per_image` of the `chains` chains, and a seed of its own. The chains of an image are numbered from 0.
 extern "C" __global__ void denoise(float* x, T* narrow_x, const T* conditional, const T* unconditional,
                                    const float* bias, float strength, float predicted_share, float kept, float fresh,
-                                   u64 seed, u32 stream, u64 step, const long long* first_sample, u64 samples,
+                                   const long long* seeds, u64 per_image, u32 stream, u64 step, u64 chains,
                                    u64 elements) {
-  const Block block = draw_block(Draw{seed, stream, step, (u64)*first_sample, samples, elements});
-  if (block.count == 0) return;
+  const u64 chain = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / ((elements + 3) / 4);
+  if (chain >= chains) return;
+  const u64 image = chain / per_image;
+  // draw_block adds the number of the chain. The difference, modulo 2^64, counts from the image's first chain.
+  const Block block = draw_block(Draw{(u64)seeds[image], stream, step, 0 - image * per_image, chains, elements});
   const Quad with = load(conditional + block.first, block.count);
   const Quad without = unconditional ? load(unconditional + block.first, block.count) : with;
   const Quad offset = load(bias + block.first % elements, block.count), old = load(x + block.first, block.count);

@@ -99,7 +99,7 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
             network.time_table().expect("the architecture is valid"),
             network.prepare(&image_be, None).expect("the embeddings have the right width"),
         );
-        let noise = ChainNoise { philox: PHILOX, first_sample: 0, samples: 8, dims: 256, kind: Kind::Float, device };
+        let noise = ChainNoise { seeds: vec![5, 6], samples: 4, dims: 256, kind: Kind::Float, device };
         let predict = |x: &Tensor, t: usize| -> Result<Tensor, ChainError> {
             Ok(network.forward(x, Timesteps::All(t), &time, &image, None)?)
         };
