@@ -16,6 +16,8 @@
 //! - [`metrics`]: scores and their confidence intervals.
 //! - [`tables`]: CSV and Parquet files with ids and coordinates.
 //! - [`predictions`]: matches predictions from a file with the true locations.
+//! - [`calibration`]: radii that hold the truth with a known probability.
+//! - [`answers`]: writes predictions as Parquet, CSV, GeoJSON or lines of JSON.
 //! - [`tuning`]: the LocDiff-H settings that `eval --tune` tries, and the choice of the best one.
 //! - [`draw`]: draws maps as PNG images.
 //! - [`tensorboard`]: reads and writes event files.
@@ -23,6 +25,8 @@
 
 #![deny(unsafe_code)]
 
+pub mod answers;
+pub mod calibration;
 pub mod cgroup;
 pub mod config;
 pub mod draw;

@@ -94,18 +94,8 @@ pub enum Verb {
     },
     /// Score a run, or a file of predictions.
     Eval(EvalRequest),
-    /// Predict a location for each row of INPUT (not implemented yet).
-    #[command(hide = true)]
-    Predict {
-        /// Shards or Parquet file with embeddings.
-        input: PathBuf,
-        /// File to write the predictions to.
-        #[arg(long, value_name = "OUT")]
-        out: PathBuf,
-        /// Replace OUT if it exists.
-        #[arg(long)]
-        overwrite: bool,
-    },
+    /// Find the places of photos from their embeddings. A command that was interrupted goes on when it is repeated.
+    Predict(PredictRequest),
     /// Create, check and inspect shards of embeddings.
     #[command(subcommand)]
     Shards(ShardsVerb),
@@ -140,6 +130,26 @@ pub enum Verb {
     },
 }
 
+/// Arguments of `predict`.
+#[derive(Debug, Args)]
+pub struct PredictRequest {
+    /// Embeddings, with or without coordinates: shards, a Parquet, CSV, .npy or safetensors file, or - for stdin, with
+    /// one embedding per line.
+    pub input: String,
+    /// File to write: .parquet, .csv or .geojson. Default: one JSON object per line on stdout.
+    #[arg(long, value_name = "OUT")]
+    pub out: Option<PathBuf>,
+    /// Also use retrieval: write the answers of LocDiff-H.
+    #[arg(long)]
+    pub hybrid: bool,
+    /// Also write all samples of each photo.
+    #[arg(long)]
+    pub samples: bool,
+    /// Replace OUT, and what an interrupted prediction of OUT has left.
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
 /// Arguments of `eval`.
 #[derive(Debug, Args)]
 pub struct EvalRequest {
@@ -155,6 +165,9 @@ pub struct EvalRequest {
     /// Choose the settings of LocDiff-H on the validation rows; with --hybrid or --suite main, evaluate afterwards.
     #[arg(long)]
     pub tune: bool,
+    /// Measure, on the validation photos, the radii that `predict` writes; with --hybrid, those of LocDiff-H.
+    #[arg(long, conflicts_with_all = ["suite", "tune", "exclude_km", "predictions"])]
+    pub calibrate: bool,
     /// Leave out gallery points within KM km of each photo's true place; the same as --set eval.exclude_km=KM.
     #[arg(long, value_name = "KM")]
     pub exclude_km: Option<f64>,

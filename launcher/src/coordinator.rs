@@ -360,7 +360,8 @@ impl Coordinator {
             | ToLauncher::Breaking(_)
             | ToLauncher::Located(_)
             | ToLauncher::Nearest(_)
-            | ToLauncher::Embedded { .. } => vec![Action::Report(message)],
+            | ToLauncher::Embedded { .. }
+            | ToLauncher::Predicted(_) => vec![Action::Report(message)],
         }
     }
 

@@ -10,6 +10,7 @@ mod geoclip;
 mod locations;
 mod paths;
 mod perturbation;
+mod predict;
 mod restarts;
 mod runs;
 mod shards;
@@ -64,7 +65,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Checkpoint(verb) => checkpoint::run(verb, global, output),
         Verb::Geoclip(verb) => geoclip::run(verb, global, output),
         Verb::Doctor => doctor::run(global, output),
-        Verb::Predict { .. } => not_yet("predict", global),
+        Verb::Predict(request) => predict::run(request, global, output),
         Verb::Status => status::run(global, output),
         Verb::Runs => runs::run(global, output),
     }
@@ -232,11 +233,4 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
         refuse!(WorkerFailed, "wrong values from collective operations {}; this is a bug", wrong.join(", "));
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
-}
-
-/// Returns the error for a verb that is not implemented. If the configuration is invalid, returns the error of the
-/// configuration instead.
-fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
-    plan(global)?;
-    Err(LaunchError::not_yet(name).into())
 }

@@ -3,17 +3,20 @@
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::ops::Range;
 use std::path::Path;
 
 use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead, RunConfig, TrainMethod};
-use locdiff_core::geo::{Place, SphereIndex, UnitVector};
+use locdiff_core::geo::{Degrees, Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
-    EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, NearestKnown, ToLauncher, WorkerSlot,
+    Alternative, EvalJob, EvalSummary, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, PredictedRow,
+    PredictedRows, Prediction, ToLauncher, WorkerSlot, piece_rows,
 };
 use locdiff_core::tuning::Trials;
 use tch::Device;
 
+use super::likely::LikelyPlaces;
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::overlap::{nearest_km, training_index};
@@ -22,7 +25,7 @@ use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
 use crate::retrieval::{ImageSamples, RetrievedPlaces, Retriever};
-use crate::shards::{BlockRows, Blocks, ELEMENT_BYTES, ShardsError};
+use crate::shards::{BlockRows, Blocks, Coordinates, ELEMENT_BYTES, ShardsError};
 
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
 const NEAREST_ROWS: usize = 1 << 16;
@@ -32,12 +35,18 @@ pub fn device(worker: &WorkerSlot) -> Device {
     worker.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize))
 }
 
-/// Makes this worker's GPU the current device and opens the rows of the job.
+/// Makes this worker's GPU the current device and opens the rows of the job. A prediction without true places ignores
+/// the coordinates of the data.
 fn open_rows(job: &EvalJob, worker: &WorkerSlot) -> Result<ImageRows, InferError> {
     if let Device::Cuda(index) = device(worker) {
         cuda::set_device(index)?;
     }
-    Ok(ImageRows::open(&job.data, &job.config)?.in_blocks_for(device(worker), job.config.eval.samples))
+    let coordinates = match &job.task {
+        EvalTask::Predict(Prediction { with_truth: false, .. }) => Coordinates::Ignored,
+        _ => Coordinates::Needed,
+    };
+    let rows = ImageRows::open_with(coordinates, &job.data, &job.config)?;
+    Ok(rows.in_blocks_for(device(worker), job.config.eval.samples))
 }
 
 fn open_retrieval(
@@ -69,8 +78,8 @@ pub fn embed_gallery(
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 
-/// Locates this worker's rows and calls `send` with the answers of each block. Rank 0 also sends how near the true
-/// places are to training places and gallery points, unless the job tunes LocDiff-H.
+/// Locates this worker's rows and calls `send` with the answers of each block. If the task is to evaluate, rank 0 also
+/// sends how near the true places are to training places and gallery points.
 pub fn run(
     job: &EvalJob,
     worker: &WorkerSlot,
@@ -80,7 +89,7 @@ pub fn run(
     let job = &with_chosen_head(job, &rows, worker.rank == 0)?;
     let config = &job.config;
     let truth = TruthFile::open(&job.data, &rows, config)?;
-    if job.tune && worker.rank == 0 {
+    if job.task == EvalTask::Tune && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }
     let mut retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
@@ -92,7 +101,7 @@ pub fn run(
     // With the head "knn", the gallery consists of the training photos.
     let is_of_places = retrieval.is_some() && config.retrieval.head != RetrievalHead::Knn;
     let measures = is_of_places && config.train.method == TrainMethod::Locdiff;
-    let sends_nearest = worker.rank == 0 && !job.tune;
+    let sends_nearest = worker.rank == 0 && job.task == EvalTask::Evaluate;
     let training = (measures || sends_nearest && (is_of_places || retrieval.is_none()))
         .then(|| training_index(config, None))
         .flatten();
@@ -114,18 +123,36 @@ pub fn run(
     }
     drop(training);
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
-    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
-    let blocks = rows.blocks(rows.share(worker.rank, worker.world)).map(|block| {
+    let is_tuning = job.task == EvalTask::Tune;
+    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning };
+    let blocks = shares(job, &rows, worker).into_iter().flat_map(|share| rows.blocks(share)).map(|block| {
         let mut block = block?;
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
         Ok(block)
     });
-    let mut send = |found: Vec<LocatedRow>| send(ToLauncher::Located(LocatedRows { of_rows: rows.count, rows: found }));
+    let mut send = |found: Vec<LocatedRow>, samples: &[ImageSamples]| {
+        let of_rows = rows.count;
+        send(match &job.task {
+            EvalTask::Predict(wanted) => ToLauncher::Predicted(PredictedRows {
+                of_rows,
+                rows: found
+                    .into_iter()
+                    .zip(samples)
+                    .map(|(row, samples)| predicted(row, samples, wanted))
+                    .collect::<Result<_, _>>()?,
+            }),
+            _ => ToLauncher::Located(LocatedRows { of_rows, rows: found }),
+        })
+    };
     match &engine {
-        Some(engine) => engine.locate_all(blocks).try_for_each(|located| send(methods.answers(&located?)?))?,
-        None => {
-            blocks.into_iter().try_for_each(|block| send(methods.answers_of_retrieval(&block?, device(worker))?))?;
-        }
+        Some(engine) => engine.locate_all(blocks).try_for_each(|located| {
+            let located = located?;
+            send(methods.answers(&located)?, &located.samples)
+        })?,
+        None => blocks.into_iter().try_for_each(|block| {
+            let (found, samples) = methods.answers_of_retrieval(&block?, device(worker))?;
+            send(found, &samples)
+        })?,
     }
     Ok(EvalSummary {
         step,
@@ -200,20 +227,25 @@ struct Methods<'a> {
 
 impl Methods<'_> {
     /// The answers of retrieval alone, for a run that has trained only a head.
-    fn answers_of_retrieval(&self, block: &ImageBlock, device: Device) -> Result<Vec<LocatedRow>, InferError> {
-        let Some((retrieval, retriever)) = self.retrieval else { return Ok(Vec::new()) };
+    fn answers_of_retrieval(
+        &self,
+        block: &ImageBlock,
+        device: Device,
+    ) -> Result<(Vec<LocatedRow>, Vec<ImageSamples>), InferError> {
+        let Some((retrieval, retriever)) = self.retrieval else { return Ok((Vec::new(), Vec::new())) };
         let places = retrieval.places(retriever, block, &block.embeddings(device)?)?;
         let sample = |found: &RetrievedPlaces| ImageSamples {
             aggregate: found.retrieval,
             samples: vec![found.retrieval],
             expected: Vec::new(),
         };
-        let mut rows = located(block, &places.iter().map(sample).collect::<Vec<_>>());
+        let samples: Vec<ImageSamples> = places.iter().map(sample).collect();
+        let mut rows = located(block, &samples);
         for (row, found) in rows.iter_mut().zip(&places) {
             row.answers[0].0 = Method::Retrieval;
             row.answers.push((Method::RetrievalConsensus, degrees(found.consensus)));
         }
-        Ok(rows)
+        Ok((rows, samples))
     }
 
     /// The answers of all methods for the images of a block.
@@ -279,13 +311,41 @@ fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
     let row = |(index, (image, samples)): (u64, (&Image, &ImageSamples))| LocatedRow {
         index,
         id: image.id.clone(),
-        truth: [image.truth.latitude().0, image.truth.longitude().0],
+        truth: image.truth.map_or([f64::NAN; 2], |place| [place.latitude().0, place.longitude().0]),
         answers: vec![(Method::Locdiff, degrees(samples.aggregate))],
         sample: degrees(samples.samples[0]),
         out_of_range: false,
         tuning: None,
     };
     (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
+}
+
+/// The rows of this worker, in runs of consecutive rows. In a prediction, the workers take turns with the pieces that
+/// are not done.
+fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64>> {
+    let EvalTask::Predict(wanted) = &job.task else { return vec![rows.share(worker.rank, worker.world)] };
+    let size = piece_rows(rows.count);
+    let open = (0..rows.count.div_ceil(size)).filter(|piece| wanted.done.binary_search(piece).is_err());
+    let own = open.skip(worker.rank as usize).step_by(worker.world as usize);
+    own.map(|piece| piece * size..rows.count.min((piece + 1) * size)).collect()
+}
+
+/// The prediction for a row that was located: the answer of the best method, and what the samples say about it.
+fn predicted(row: LocatedRow, samples: &ImageSamples, wanted: &Prediction) -> Result<PredictedRow, InferError> {
+    let LocatedRow { index, id, truth, answers, .. } = row;
+    let answer = answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
+    let likely = LikelyPlaces::of(Place::new(Degrees(answer[0]), Degrees(answer[1]))?.into(), &samples.samples);
+    let alternative = |(place, weight): &(UnitVector, f64)| Alternative { place: degrees(*place), weight: *weight };
+    Ok(PredictedRow {
+        index,
+        id,
+        answer,
+        spread_km: likely.spread_km,
+        weight: likely.weight,
+        alternatives: likely.alternatives.iter().map(alternative).collect(),
+        samples: if wanted.with_samples { samples.samples.iter().copied().map(degrees).collect() } else { Vec::new() },
+        truth: wanted.with_truth.then_some(truth),
+    })
 }
 
 /// The latitude and longitude of `point`, in degrees.

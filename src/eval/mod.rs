@@ -2,12 +2,14 @@
 //! computes the scores from the answers.
 //!
 //! In reading order:
-//! - [`locate`]: one worker's share of an evaluation.
+//! - [`locate`]: one worker's share of an evaluation, or of a prediction.
+//! - [`likely`]: sums up the samples of an image.
 //! - [`truth`]: reads the true places of the test rows from a file. They override the coordinates in the shards.
 //! - [`perturbation`]: adds noise to codes, and measures how far the noise moves the mode of a code's density.
 //!
 //! Invariant: all answers come from [`crate::infer`] and do not depend on the number of workers.
 
+pub mod likely;
 pub mod locate;
 pub mod perturbation;
 pub mod truth;

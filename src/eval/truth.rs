@@ -42,7 +42,7 @@ impl TruthFile {
     /// for an image.
     pub fn apply(&self, block: &mut ImageBlock) -> Result<(), InferError> {
         for image in &mut block.images {
-            image.truth = self.place(&image.id)?;
+            image.truth = Some(self.place(&image.id)?);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! into one place.
 //!
 //! Sample k of an image is conditioned on view k modulo the number of views. The random numbers of a sample are a
-//! function of the seed of the engine, the embeddings of the image, and k. So the answer does not depend on the other
+//! function of the seed of the engine, the first view of the image, and k. So the answer does not depend on the other
 //! images, or on the position of the image among them. [`super::rows`] explains how matrix products become reproducible.
 // Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains (one per
 // sample), d dimensions of the code.
@@ -153,13 +153,8 @@ impl Engine {
         let Prepared { time, no_image } = &self.prepared;
         let rows = self.rows_of_chains(block, Kind::Int64)?;
         let image = self.network.prepare(embeddings_ive, None)?.selected(&rows)?;
-        let noise = ChainNoise {
-            seeds: block.seeds(self.seed),
-            samples,
-            dims,
-            kind: Kind::Float,
-            device: self.device(),
-        };
+        let noise =
+            ChainNoise { seeds: block.seeds(self.seed), samples, dims, kind: Kind::Float, device: self.device() };
         let mut expected_nd = None;
         let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, InferError> {
             let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), time, &image, None)?;

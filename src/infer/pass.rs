@@ -207,7 +207,7 @@ impl<'a> CollapsedChains<'a> {
 #[allow(clippy::print_stdout, reason = "tests print what they measured")]
 mod tests {
     use locdiff_core::config::{EvalConfig, Precision, RunConfig};
-    use locdiff_core::geo::{UnitVector, fibonacci_grid};
+    use locdiff_core::geo::fibonacci_grid;
     use locdiff_core::random::{Philox, Stream};
     use tch::Device;
 
@@ -314,8 +314,7 @@ mod tests {
     }
 
     fn block() -> ImageBlock {
-        let truth = UnitVector::NORTH_POLE.into();
-        let image = |row: u64| Image { row, id: row.to_string(), truth, views: row.to_le_bytes().to_vec() };
+        let image = |row: u64| Image { row, id: row.to_string(), truth: None, views: vec![row as u8; 4 * WIDTH] };
         let images = (0..VIEWS as u64 / 2).map(image).collect();
         ImageBlock { first: 5, images, size: VIEWS / 2, views: 2, width: WIDTH }
     }
@@ -411,6 +410,53 @@ mod tests {
         check(Device::Cuda(0), 7, TestWeights::Random);
         check(Device::Cuda(0), 47, TestWeights::Trained);
         check_16_bits(Device::Cuda(0), 47, &[20, 200]);
+    }
+
+    /// Checks that the codes of an image are the same, to the bit, at any position in a block and with other images.
+    fn check_positions(device: Device, degree: u32) {
+        let denoiser = denoiser(degree, Precision::Bf16, device);
+        randomise(&denoiser);
+        let engine = engine(denoiser, &eval(20, 0.0, 1.0));
+        let (size, samples) = (VIEWS as i64 / 2, i64::from(engine.config.samples));
+        let embeddings_ive = normals(0, VIEWS, WIDTH, device);
+        let by_image = |rows: &Tensor, each: i64| rows.view([size, each, -1]);
+        let (forward, mut backward) = (block(), block());
+        backward.images.reverse();
+        let mut others = block();
+        others.images[1..].iter_mut().for_each(|image| image.views.fill(77));
+        let reversed_ive = by_image(&embeddings_ive, 2).flip([0]).view([VIEWS as i64, WIDTH as i64]);
+        let others_ive = Tensor::cat(&[embeddings_ive.narrow(0, 0, 2), normals(8, VIEWS - 2, WIDTH, device)], 0);
+        let network = |block: &ImageBlock, embeddings_ive: &Tensor| -> Tensor {
+            let sampled = tch::no_grad(|| engine.sample(block, embeddings_ive, |_, _, _| Ok(())));
+            by_image(&sampled.expect("the shapes match").0, samples)
+        };
+        let collapsed = |block: &ImageBlock, embeddings_ive: &Tensor| -> Tensor {
+            let mut chains = CollapsedChains::new(&engine, block, true).expect("the network is not split");
+            let sampled = tch::no_grad(|| chains.run(block, embeddings_ive));
+            by_image(&sampled.expect("the shapes match").0, samples)
+        };
+        let ways: [(&str, &dyn Fn(&ImageBlock, &Tensor) -> Tensor); 2] =
+            [("network", &network), ("collapsed network", &collapsed)];
+        for (name, codes) in ways {
+            let wanted = codes(&forward, &embeddings_ive);
+            assert!(codes(&backward, &reversed_ive).flip([0]).equal(&wanted), "{name}: the position changes a code");
+            let alone = codes(&others, &others_ive).get(0);
+            assert!(alone.equal(&wanted.get(0)), "{name}: other images change a code");
+            assert!(!wanted.get(0).equal(&wanted.get(1)), "{name}: two images have the same codes");
+        }
+    }
+
+    #[test]
+    fn codes_do_not_depend_on_position_or_company() {
+        check_positions(Device::Cpu, 7);
+    }
+
+    #[test]
+    #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+    fn codes_on_the_gpu_do_not_depend_on_position_or_company() {
+        cuda::set_device(0).expect("there is a GPU");
+        check_positions(Device::Cuda(0), 7);
+        check_positions(Device::Cuda(0), 47);
     }
 
     #[test]

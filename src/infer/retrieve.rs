@@ -3,7 +3,7 @@
 
 use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead};
 use locdiff_core::geo::{Km, UnitVector};
-use locdiff_core::protocol::{EvalJob, HybridRequest, TuningErrors};
+use locdiff_core::protocol::{EvalJob, EvalTask, HybridRequest, TuningErrors};
 use locdiff_core::tuning::Trials;
 use tch::{Device, Tensor};
 
@@ -60,7 +60,7 @@ impl Retrieval {
         let (bytes_max, is_optional) = match job.hybrid {
             HybridRequest::No => return Ok(None),
             HybridRequest::Wanted => (u64::MAX, false),
-            HybridRequest::IfItFits { gallery_bytes_max } => (gallery_bytes_max, !job.tune),
+            HybridRequest::IfItFits { gallery_bytes_max } => (gallery_bytes_max, job.task != EvalTask::Tune),
         };
         let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
         match open(config, &job.config.shards, (&facts, bytes_max), device, threads, progress) {
@@ -110,7 +110,7 @@ impl Retrieval {
         (embeddings_ive, samples): (&Tensor, &[ImageSamples]),
     ) -> Result<Vec<LocatedPlaces>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        let truths = true_places(block);
+        let truths = self.exclude.map_or(Ok(Vec::new()), |_| true_places(block))?;
         let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
         let gallery = (retriever, &self.surroundings);
         let located = locate(gallery, &queries, samples, &self.hybrid, self.voters, excluded);
@@ -124,7 +124,8 @@ impl Retrieval {
         block: &ImageBlock,
         embeddings_ive: &Tensor,
     ) -> Result<Vec<RetrievedPlaces>, InferError> {
-        let (queries, truths) = (self.queries(block, embeddings_ive)?, true_places(block));
+        let queries = self.queries(block, embeddings_ive)?;
+        let truths = self.exclude.map_or(Ok(Vec::new()), |_| true_places(block))?;
         let excluded = self.exclude.map(|radius| Exclusion { radius, truths: &truths });
         let located = locate_alone((retriever, &self.surroundings), &queries, self.voters, excluded);
         located.map_err(|error| self.with_row(block, error))
@@ -140,7 +141,7 @@ impl Retrieval {
         trials: &Trials,
     ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        let (gallery, truths) = ((retriever, &self.surroundings), true_places(block));
+        let (gallery, truths) = ((retriever, &self.surroundings), true_places(block)?);
         let errors = try_settings(gallery, &queries, samples, &truths, trials, self.voters, self.exclude);
         errors.map_err(|error| self.with_row(block, error))
     }
@@ -174,6 +175,6 @@ impl Retrieval {
     }
 }
 
-fn true_places(block: &ImageBlock) -> Vec<UnitVector> {
-    block.images.iter().map(|image| image.truth.into()).collect()
+fn true_places(block: &ImageBlock) -> Result<Vec<UnitVector>, InferError> {
+    block.images.iter().map(|image| Ok(image.true_place()?.into())).collect()
 }

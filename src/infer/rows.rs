@@ -15,7 +15,7 @@ use twox_hash::XxHash3_64;
 
 use super::error::InferError;
 use crate::native::host::pinned_bytes;
-use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
+use crate::shards::{BlockRows, Blocks, Coordinates, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 
 /// Images per block on the CPU, and in the quick evaluation of a training run.
 pub const BLOCK_IMAGES: usize = 64;
@@ -40,10 +40,18 @@ pub struct Image {
     pub row: u64,
     /// Identifier of the row. If the data has no identifiers, or if they were not read, this is the index of the row.
     pub id: String,
-    /// True place of the photo.
-    pub truth: Place,
+    /// True place of the photo; `None` if the coordinates of the data are ignored.
+    pub truth: Option<Place>,
     /// Embeddings of all views in float16, one view after the other.
     pub views: Vec<u8>,
+}
+
+impl Image {
+    /// The true place of the photo. It is an error if the coordinates of the data are ignored.
+    pub fn true_place(&self) -> Result<Place, InferError> {
+        let missing = || InferError::BadData(format!("row {} ({}) has no coordinates", self.row, self.id));
+        self.truth.ok_or_else(missing)
+    }
 }
 
 /// Consecutive images.
@@ -62,10 +70,11 @@ pub struct ImageBlock {
 }
 
 impl ImageBlock {
-    /// The seed of the random numbers of each image, from the embeddings of the image and the seed of the engine.
+    /// The seed of the random numbers of each image, from the first view of the image and the seed of the engine.
     /// Images that only fill up the block have the seed of the engine.
     pub(super) fn seeds(&self, seed: u64) -> Vec<u64> {
-        let mut seeds: Vec<u64> = self.images.iter().map(|image| seed ^ XxHash3_64::oneshot(&image.views)).collect();
+        let first_view = |image: &Image| XxHash3_64::oneshot(&image.views[..self.width * ELEMENT_BYTES]);
+        let mut seeds: Vec<u64> = self.images.iter().map(|image| seed ^ first_view(image)).collect();
         seeds.resize(self.size, seed);
         seeds
     }
@@ -112,7 +121,12 @@ impl ImageRows {
     /// Opens a data set to read all views of all rows, with identifiers. If `shards.on_bad_rows` is "skip", unusable
     /// rows and rows without an identifier are left out. Fails if no row is left.
     pub fn open(location: &str, config: &RunConfig) -> Result<Self, InferError> {
-        let mut dataset = Dataset::open(location, &config.shards)?;
+        Self::open_with(Coordinates::Needed, location, config)
+    }
+
+    /// Like [`Self::open`]. With [`Coordinates::Ignored`], rows need no coordinates, and images have no true place.
+    pub fn open_with(coordinates: Coordinates, location: &str, config: &RunConfig) -> Result<Self, InferError> {
+        let mut dataset = Dataset::open_with(coordinates, location, &config.shards)?;
         if let Some(message) = dataset.forget_ambiguous_ids() {
             tracing::warn!("{message}");
         }
@@ -201,13 +215,13 @@ impl ImageRows {
         let (first_row, row_bytes) = (first_row(&self.dataset, block), self.dataset.width() * ELEMENT_BYTES);
         let truths = places(&views[0].latitudes, &views[0].longitudes)?;
         let rows = self.mask.usable_rows(block, self.dataset.block_rows()[block as usize]);
-        let mut images = Vec::with_capacity(truths.len());
-        for (index, (row, truth)) in rows.zip(truths).enumerate() {
+        let mut images = Vec::with_capacity(views[0].embeddings.len() / row_bytes);
+        for (index, row) in rows.enumerate() {
             let id = taken_id(&self.dataset, block, &mut ids, row)?;
             let of_view = |view: &BlockRows| view.embeddings[index * row_bytes..(index + 1) * row_bytes].to_vec();
             images.push(Image {
                 row: first_row + u64::from(row),
-                truth,
+                truth: truths.get(index).copied(),
                 id,
                 views: views.iter().flat_map(of_view).collect(),
             });

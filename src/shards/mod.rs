@@ -32,8 +32,8 @@ pub use blocks::{BadRow, BlockRows, Blocks, Contents, Dataset, Scan};
 pub use build::{Build, build};
 pub use error::{ShardsError, Spot};
 pub use format::{
-    Checksum, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup,
-    MomentSums, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
+    Checksum, Coordinates, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile,
+    ManifestRowGroup, MomentSums, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
 };
 pub use inspect::inspect;
 pub use linear_head::{PROJECTION_SEED, projection};

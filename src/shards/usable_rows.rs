@@ -43,8 +43,10 @@ impl Dataset {
             return;
         }
         let usable = || mask.usable_rows(block, self.block_rows()[block as usize]);
-        keep(&mut rows.latitudes, 1, usable());
-        keep(&mut rows.longitudes, 1, usable());
+        if !rows.latitudes.is_empty() {
+            keep(&mut rows.latitudes, 1, usable());
+            keep(&mut rows.longitudes, 1, usable());
+        }
         if !rows.embeddings.is_empty() {
             keep(&mut rows.embeddings, self.width() * ELEMENT_BYTES, usable());
         }

@@ -89,7 +89,7 @@ impl Quick {
             };
             let found = self.locator.locate(block, &mut watch)?;
             for (row, (image, samples)) in (block.first as usize..).zip(block.images.iter().zip(found)) {
-                let answer = Answer { truth: image.truth.into(), answer: samples.aggregate };
+                let answer = Answer { truth: image.true_place()?.into(), answer: samples.aggregate };
                 distances_km[row] = answer.truth.distance(answer.answer).0;
                 seen.answers.push(answer);
             }

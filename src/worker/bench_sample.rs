@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use locdiff_core::geo::{Place, UnitVector, fibonacci_grid};
+use locdiff_core::geo::fibonacci_grid;
 use locdiff_core::protocol::{SampleBench, SampleBenched, StepProfile, WorkerSlot};
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind};
@@ -73,10 +73,7 @@ fn random_images(count: usize, width: usize) -> anyhow::Result<Vec<Image>> {
     let embeddings_ie = Philox::new(0).normal(Device::Cpu, draw)?.to_kind(Kind::Half);
     let mut bytes = vec![0; count * width * ELEMENT_BYTES];
     embeddings_ie.f_copy_data_u8(&mut bytes, count * width)?;
-    let image = |(row, views): (u64, &[u8])| {
-        let truth = Place::from(UnitVector::NORTH_POLE);
-        Image { row, id: row.to_string(), truth, views: views.to_vec() }
-    };
+    let image = |(row, views): (u64, &[u8])| Image { row, id: row.to_string(), truth: None, views: views.to_vec() };
     Ok((0..).zip(bytes.chunks_exact(width * ELEMENT_BYTES)).map(image).collect())
 }
 

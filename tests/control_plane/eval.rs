@@ -8,6 +8,7 @@ mod gallery_bias;
 mod hangs;
 mod heads;
 mod known_places;
+mod predict;
 mod predictions;
 mod refusals;
 mod support;

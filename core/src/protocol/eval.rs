@@ -21,8 +21,84 @@ pub struct EvalJob {
     pub data: String,
     /// Whether to run retrieval and LocDiff-H.
     pub hybrid: HybridRequest,
-    /// Whether to compute the distance errors of LocDiff-H with each setting in [`crate::tuning::Trials`].
-    pub tune: bool,
+    /// What to do with the located rows.
+    pub task: EvalTask,
+}
+
+/// What an evaluation job does with the rows that it locates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvalTask {
+    /// Send the answers of every method, and how near the true places are to known places.
+    Evaluate,
+    /// Send the distance errors of LocDiff-H with each setting in [`crate::tuning::Trials`].
+    Tune,
+    /// Send predictions.
+    Predict(Prediction),
+}
+
+/// Which rows to predict, and what to send for each row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Whether to send the true places too. Then the rows must have coordinates. Otherwise coordinates are ignored.
+    pub with_truth: bool,
+    /// Whether to send all samples.
+    pub with_samples: bool,
+    /// The pieces that are done already, ascending. Piece k holds the usable rows from `k * piece_rows(count)` on.
+    pub done: Vec<u64>,
+}
+
+/// Number of rows in a piece of a prediction with `count` rows. A prediction that was interrupted repeats the pieces
+/// that were not complete.
+pub fn piece_rows(count: u64) -> u64 {
+    const PIECES: u64 = 64;
+    count.div_ceil(PIECES).next_multiple_of(PIECE_ROWS_MIN).clamp(PIECE_ROWS_MIN, PIECE_ROWS_MAX)
+}
+
+/// Fewest rows in a piece: the largest block on a GPU.
+const PIECE_ROWS_MIN: u64 = 256;
+/// Most rows in a piece. The launcher keeps the unfinished pieces in memory.
+const PIECE_ROWS_MAX: u64 = 4096;
+
+/// Rows that a rank has predicted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PredictedRows {
+    /// Number of usable rows in the whole data set.
+    pub of_rows: u64,
+    /// The predicted rows.
+    pub rows: Vec<PredictedRow>,
+}
+
+/// The prediction for one row. Each place is a pair of latitude and longitude, degrees.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PredictedRow {
+    /// Index of the row among the usable rows of the data set, from 0.
+    pub index: u64,
+    /// Identifier of the row.
+    pub id: String,
+    /// The answer.
+    pub answer: [f64; 2],
+    /// Mean distance from the samples to the answer, km.
+    pub spread_km: f64,
+    /// Share of the samples that are nearer to the answer than to any alternative.
+    pub weight: f64,
+    /// Other places where the photo may have been taken, the most likely one first.
+    pub alternatives: Vec<Alternative>,
+    /// All samples, if [`Prediction::with_samples`] is true.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<[f64; 2]>,
+    /// The true place, if [`Prediction::with_truth`] is true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub truth: Option<[f64; 2]>,
+}
+
+/// A place where a photo may have been taken.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// Latitude and longitude, degrees.
+    pub place: [f64; 2],
+    /// Share of the samples that are nearer to this place than to the answer or any other alternative.
+    pub weight: f64,
 }
 
 /// Whether to run retrieval and LocDiff-H.
@@ -92,7 +168,7 @@ pub struct LocatedRow {
     /// Whether no gallery point was within the radius of a sample (mode `any-sample`). In this case LocDiff-H gives the
     /// same answer as LocDiff.
     pub out_of_range: bool,
-    /// Distance errors of LocDiff-H with each candidate setting; `None` if [`EvalJob::tune`] is false.
+    /// Distance errors of LocDiff-H with each candidate setting; `None` unless the task is [`EvalTask::Tune`].
     pub tuning: Option<TuningErrors>,
 }
 

@@ -27,8 +27,8 @@ use crate::pulse::Beat;
 
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
-    EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, NearestKnown, TruthWritten,
-    TuningErrors,
+    Alternative, EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method,
+    NearestKnown, PredictedRow, PredictedRows, Prediction, TruthWritten, TuningErrors, piece_rows,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
@@ -47,7 +47,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -232,6 +232,8 @@ pub enum ToLauncher {
     Parts(PartsWritten),
     /// Rows of an evaluation, with the locations that this worker found.
     Located(LocatedRows),
+    /// Rows of a data set, with the predictions of this worker.
+    Predicted(PredictedRows),
     /// From rank 0, in the order of the rows: how near the test rows are to known places.
     Nearest(NearestKnown),
     /// Progress of embedding the gallery of an evaluation.

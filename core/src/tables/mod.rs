@@ -7,6 +7,7 @@
 //! - `ids`: converts identifiers to text.
 //! - `table`: reads a whole table into memory.
 //! - `matrix`: reads matrices of numbers (`.npy` and safetensors).
+//! - `embeddings`: copies embeddings to a Parquet file.
 //! - `split`: cuts a table into parts that share neither a place nor an author.
 //! - `select`: copies some rows of a table to a new file.
 //!
@@ -14,6 +15,7 @@
 //! is stored as -180, which is the same meridian). An error names the file, and also the row if a single row is
 //! invalid. Rows are counted from 0, without the header.
 
+mod embeddings;
 mod error;
 mod ids;
 mod matrix;
@@ -23,6 +25,7 @@ mod select;
 mod split;
 mod table;
 
+pub use embeddings::{CopiedRows, copy_embeddings, copy_lines, needs_copy};
 pub use error::TableError;
 pub use ids::id;
 pub use matrix::Matrix;

@@ -35,7 +35,7 @@ use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Supervisor, hold_signals};
 
 pub(super) use evaluation::{Evaluation, after_training};
-pub(super) use target::choose;
+pub(super) use target::{choose, find};
 
 /// Runs `eval`.
 pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -83,6 +83,10 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
         is_held: false,
         output,
     };
+    if request.calibrate {
+        let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
+        return super::predict::calibrate(&mut evaluation, hybrid);
+    }
     if request.tune {
         let tuned = evaluation.tune(HybridRequest::Wanted)?;
         if !request.hybrid && !is_table1 {

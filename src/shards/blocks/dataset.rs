@@ -15,7 +15,7 @@ use super::block::{BlockRows, Blocks};
 use super::contents::Contents;
 use crate::native::row_pool::RowPlaces;
 use crate::shards::error::{ShardsError, Spot};
-use crate::shards::format::{Footer, Manifest};
+use crate::shards::format::{Coordinates, Footer, Manifest};
 use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
 
 /// Maximum width of an embedding. The limit protects against a damaged footer that would cause a huge allocation.
@@ -62,13 +62,18 @@ impl Dataset {
     /// manifest, the first bytes of each file. For such data, also reads some embeddings if the footers do not give the
     /// width, or if bad rows are skipped.
     pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        Self::open_with(Coordinates::Needed, location, config)
+    }
+
+    /// Like [`Dataset::open`]. With [`Coordinates::Ignored`], rows need no coordinates.
+    pub fn open_with(coordinates: Coordinates, location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let (index, source) = DatasetIndex::open(location, config)?;
-        Self::assemble(&index, source, config)
+        Self::assemble(&index, source, config, coordinates)
     }
 
     /// Opens a data set from an index that another process has made. Neither lists files nor reads footers.
     pub fn from_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Self, ShardsError> {
-        Self::assemble(index, index.source(config)?, config)
+        Self::assemble(index, index.source(config)?, config, Coordinates::Needed)
     }
 
     /// Like [`Dataset::from_index`], but takes the S3 options from `options` instead of the environment.
@@ -77,17 +82,22 @@ impl Dataset {
         options: &S3Options,
         config: &ShardsConfig,
     ) -> Result<Self, ShardsError> {
-        Self::assemble(index, index.source_s3(options)?, config)
+        Self::assemble(index, index.source_s3(options)?, config, Coordinates::Needed)
     }
 
     /// Builds the data set from its index.
-    fn assemble(index: &DatasetIndex, source: Arc<dyn ByteSource>, config: &ShardsConfig) -> Result<Self, ShardsError> {
+    fn assemble(
+        index: &DatasetIndex,
+        source: Arc<dyn ByteSource>,
+        config: &ShardsConfig,
+        coordinates: Coordinates,
+    ) -> Result<Self, ShardsError> {
         let manifest = index.manifest()?;
         // Shards with a manifest always have the default column names. The configured names apply only to data without
         // a manifest.
         let own = ShardsConfig::default();
         let names = if manifest.is_some() { &own } else { config };
-        let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, names));
+        let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, names, coordinates));
         let files = files.collect::<Result<Vec<Footer>, ShardsError>>()?;
         let fingerprint = index.table.fingerprint;
         let origin = manifest.as_ref().map_or_else(|| index.table.origin.clone(), |manifest| Some(manifest.into()));
@@ -294,8 +304,9 @@ impl Dataset {
     /// Names of the columns in the first file. Each key says what its column holds: `latitude`, `longitude`,
     /// `embedding` or `id`.
     pub fn column_names(&self) -> BTreeMap<String, String> {
-        let Footer { id, latitude, longitude, views, .. } = &self.files[0];
-        let columns = [("latitude", Some(latitude)), ("longitude", Some(longitude)), ("embedding", views.first())];
+        let Footer { id, coordinates, views, .. } = &self.files[0];
+        let coordinate = |index: usize| coordinates.as_ref().map(|columns| &columns[index]);
+        let columns = [("latitude", coordinate(0)), ("longitude", coordinate(1)), ("embedding", views.first())];
         let columns = columns.into_iter().chain([("id", id.as_ref())]);
         columns.filter_map(|(what, column)| Some((what.to_owned(), column?.name.clone()))).collect()
     }

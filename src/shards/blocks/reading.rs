@@ -14,8 +14,8 @@ use crate::native::finite::all_finite_halves;
 use crate::native::row_pool::RowPlaces;
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{
-    BadValue, CarefulChunk, Checksum, Chunk, ChunkBytes, Column, DecodedNumber, ELEMENT_BYTES, Footer, Number,
-    is_within, outside,
+    BadValue, CarefulChunk, Checksum, Chunk, ChunkBytes, Column, DecodedNumber, ELEMENT_BYTES, Number, is_within,
+    outside,
 };
 
 /// Receives the checksums of a block's chunks, in the order of [`crate::shards::format::Footer::columns`]. `None` if
@@ -178,7 +178,8 @@ impl Dataset {
         self.decode((at, column, self.width), bytes, into, all_finite_halves, carefully)
     }
 
-    /// Reads latitudes and longitudes. Bad values are set to zero and added to `found`.
+    /// Reads latitudes and longitudes. Bad values are set to zero and added to `found`. If coordinates are ignored,
+    /// both lists are empty afterwards.
     pub(super) fn read_degrees(
         &self,
         block: u32,
@@ -187,7 +188,11 @@ impl Dataset {
         mut note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
         let at = self.blocks[block as usize];
-        let Footer { latitude, longitude, .. } = &self.files[at.file];
+        let Some([latitude, longitude]) = &self.files[at.file].coordinates else {
+            into.latitudes.clear();
+            into.longitudes.clear();
+            return Ok(());
+        };
         let limits = ((90.0, "latitude"), (180.0, "longitude"));
         self.read_doubles((at, latitude), limits.0, &mut into.latitudes, found, note.as_deref_mut())?;
         self.read_doubles((at, longitude), limits.1, &mut into.longitudes, found, note)

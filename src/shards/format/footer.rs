@@ -18,6 +18,15 @@ const END_BYTES: usize = 8;
 /// The word for embeddings in error messages and in the name of the configuration field `embedding_column`.
 const EMBEDDING: &str = "embedding";
 
+/// Whether the rows of a data set must have coordinates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coordinates {
+    /// Every usable row has valid coordinates.
+    Needed,
+    /// Coordinates are not read, and may be missing.
+    Ignored,
+}
+
 /// A column of the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Column {
@@ -35,8 +44,8 @@ pub(crate) struct Footer {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) metadata: ArrowReaderMetadata,
-    pub(crate) latitude: Column,
-    pub(crate) longitude: Column,
+    /// Latitude and longitude. `None` if the coordinates are ignored.
+    pub(crate) coordinates: Option<[Column; 2]>,
     pub(crate) views: Vec<Column>,
     /// The identifier column. Its `number` is unused.
     pub(crate) id: Option<Column>,
@@ -73,13 +82,20 @@ pub(crate) fn footer_bytes(
 }
 
 impl Footer {
-    /// The columns that training reads, in this order: latitude, longitude, one column per view.
+    /// The columns that are read, in this order: latitude and longitude unless they are ignored, then one column per
+    /// view.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &Column> {
-        [&self.latitude, &self.longitude].into_iter().chain(&self.views)
+        self.coordinates.iter().flatten().chain(&self.views)
     }
 
     /// Parses a raw footer and finds the columns by their configured names.
-    pub(crate) fn parse(name: String, bytes: u64, raw: &[u8], names: &ShardsConfig) -> Result<Self, ShardsError> {
+    pub(crate) fn parse(
+        name: String,
+        bytes: u64,
+        raw: &[u8],
+        names: &ShardsConfig,
+        coordinates: Coordinates,
+    ) -> Result<Self, ShardsError> {
         let unreadable = |error| ShardsError::corrupt(Spot::file(&name), format!("its footer cannot be read: {error}"));
         let metadata = ParquetMetaDataReader::decode_metadata(&raw[..raw.len() - END_BYTES]).map_err(unreadable)?;
         // Ignore the Arrow schema in the footer. Without it, all kinds of lists have the same type.
@@ -87,8 +103,13 @@ impl Footer {
         let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(unreadable)?;
         let header = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
         let columns = FileColumns { file: &name, header, metadata: &metadata };
-        let latitude = columns.find("latitude", tables::LATITUDE_NAMES, &names.latitude_column)?;
-        let longitude = columns.find("longitude", tables::LONGITUDE_NAMES, &names.longitude_column)?;
+        let coordinates = match coordinates {
+            Coordinates::Needed => Some([
+                columns.find("latitude", tables::LATITUDE_NAMES, &names.latitude_column)?,
+                columns.find("longitude", tables::LONGITUDE_NAMES, &names.longitude_column)?,
+            ]),
+            Coordinates::Ignored => None,
+        };
         let mut views = vec![columns.find(EMBEDDING, tables::EMBEDDING_NAMES, &names.embedding_column)?];
         let view = |number: usize| view_column(&views[0].name, number);
         let further = (1..).map_while(|number| columns.header.iter().position(|name| *name == view(number)));
@@ -96,7 +117,7 @@ impl Footer {
         views.extend(further);
         let id = columns.id(&names.id_column);
         let is_id_guessed = id.as_ref().is_some_and(|id| id.name != names.id_column);
-        Ok(Self { bytes, latitude, longitude, views, id, is_id_guessed, metadata: metadata.clone(), name })
+        Ok(Self { bytes, coordinates, views, id, is_id_guessed, metadata: metadata.clone(), name })
     }
 }
 

@@ -26,6 +26,7 @@ mod writer;
 pub use checksum::Checksum;
 pub use columns::ELEMENT_BYTES;
 pub use file_writer::WriterRows;
+pub use footer::Coordinates;
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
 pub use statistics::{MomentSums, Statistics};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions};

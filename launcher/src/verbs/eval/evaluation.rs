@@ -10,7 +10,7 @@ use locdiff_core::config::{
 use locdiff_core::draw::distance_curves;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
-use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, Job, Method};
+use locdiff_core::protocol::{EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, Job, Method};
 use locdiff_core::tensorboard::board_folder;
 use locdiff_core::tuning::{Trials, choose};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{GangObserver, GangResult, Supervisor};
 use crate::terminal::{Display, width, wrapped};
 use crate::verbs::checkpoint::checkpoint_at;
 use crate::verbs::locations::require_shards;
@@ -58,7 +58,7 @@ impl Evaluation<'_> {
     pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridRequest, is_table1: bool) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         require_shards("shards.test", &config.shards.test)?;
-        let (gather, summary) = self.locate(&config.shards.test, hybrid, false)?;
+        let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate)?;
         let folder = self.folder()?;
         let (truth, answers) = folder.write_answers(&gather)?;
         // LocDiff-H if it was evaluated, else LocDiff.
@@ -115,7 +115,7 @@ impl Evaluation<'_> {
             );
         }
         require_shards("shards.validation", &config.shards.validation)?;
-        let (gather, summary) = self.locate(&config.shards.validation, hybrid, true)?;
+        let (gather, summary) = self.locate(&config.shards.validation, hybrid, EvalTask::Tune)?;
         let (rows, thresholds_km) = (gather.tuning()?, config.eval.thresholds_km.clone());
         let chosen = self.supervisor.compute(move || {
             Ok(choose(&Trials::default(), &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?)
@@ -169,7 +169,25 @@ impl Evaluation<'_> {
 
     /// Lets the workers locate every row of the shards at `data`. Returns the rows in the order of the data, and a
     /// summary.
-    fn locate(&mut self, data: &str, mut hybrid: HybridRequest, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
+    fn locate(&mut self, data: &str, hybrid: HybridRequest, task: EvalTask) -> anyhow::Result<(Gather, EvalSummary)> {
+        self.run(data, hybrid, &task, Gather::default, |gather, found| {
+            gather.display.finish();
+            let summary: EvalSummary = found?.first()?;
+            gather.check(summary.rows)?;
+            Ok(summary)
+        })
+    }
+
+    /// Lets the workers locate rows of the shards at `data`. After a failure that may pass, tries again with a new
+    /// observer. `finish` gets the observer and the results of the workers.
+    pub(in crate::verbs) fn run<Observer: GangObserver>(
+        &mut self,
+        data: &str,
+        mut hybrid: HybridRequest,
+        task: &EvalTask,
+        mut observer: impl FnMut() -> Observer,
+        mut finish: impl FnMut(&mut Observer, anyhow::Result<GangResult<EvalSummary>>) -> anyhow::Result<EvalSummary>,
+    ) -> anyhow::Result<(Observer, EvalSummary)> {
         let mut config = self.resolved.config.clone();
         if config.train.method == TrainMethod::Geoclip {
             hybrid = HybridRequest::Wanted;
@@ -180,18 +198,17 @@ impl Evaluation<'_> {
         }
         require_files(&config, data, hybrid)?;
         let needs_gallery = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
-        let job = EvalJob { config, checkpoint: self.checkpoint.path.clone(), data: data.to_owned(), hybrid, tune };
+        let (checkpoint, data, task) = (self.checkpoint.path.clone(), data.to_owned(), task.clone());
+        let job = EvalJob { config, checkpoint, data, hybrid, task };
         if needs_gallery {
             self.embed_gallery(&job)?;
         }
         let (config, world, job) = (&self.resolved.config, &self.world, Job::Eval(Box::new(job)));
         try_again(self.supervisor, &config.supervise, |supervisor| {
-            let mut gather = Gather::default();
-            let found = supervisor.run(config, world, job.clone(), 0, &mut gather);
-            gather.display.finish();
-            let summary: EvalSummary = found?.first()?;
-            gather.check(summary.rows)?;
-            Ok((gather, summary))
+            let mut observer = observer();
+            let found = supervisor.run(config, world, job.clone(), 0, &mut observer);
+            let summary = finish(&mut observer, found)?;
+            Ok((observer, summary))
         })
     }
 

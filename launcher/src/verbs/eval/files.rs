@@ -16,6 +16,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use locdiff_core::answers::quoted;
 use locdiff_core::config::{Prior, RetrievalHead, RunConfig};
 use locdiff_core::files::Files;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
@@ -170,20 +171,4 @@ impl EvalFolder {
 /// Name of the file with the answers of a method.
 fn answers_name(method: Method) -> String {
     format!("{PREDICTIONS}{}.csv", method.name())
-}
-
-/// A CSV field, quoted if necessary.
-fn quoted(text: &str) -> String {
-    if text.contains(['"', ',', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn ids_with_commas_or_quotes_stay_one_field() {
-        assert_eq!(quoted("a b/c.jpg"), "a b/c.jpg");
-        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
-    }
 }

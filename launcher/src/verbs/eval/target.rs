@@ -18,7 +18,7 @@ use crate::verbs::resolve;
 
 /// Finds the run and its checkpoint, and prints both. The checkpoint is protected from removal. The configuration comes
 /// from `--config` or, if this flag is not given, from the run. `--set` and the other flags override its values.
-pub(super) fn find(
+pub(in crate::verbs) fn find(
     global: &Global,
     is_hybrid: bool,
     output: Output,

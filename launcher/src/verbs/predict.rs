@@ -1,0 +1,188 @@
+//! `predict`: locates photos from their embeddings, with or without known coordinates, and writes the answers.
+//!
+//! - `input`: the embeddings. CSV, `.npy`, safetensors and lines from stdin are first copied to a Parquet file.
+//! - `pieces`: the rows are predicted in pieces. Each complete piece is kept in the folder `OUT.partial`, so that a
+//!   command that was interrupted can be repeated and goes on with the pieces that are missing.
+//! - `radii`: the radii around answers, and `eval --calibrate`, which measures them.
+
+mod input;
+mod pieces;
+mod radii;
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, WrittenRow};
+use locdiff_core::calibration::Calibration;
+use locdiff_core::config::{OnBadRows, ValueOrigin};
+use locdiff_core::files::{Files, parent};
+use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, PredictedRow, Prediction};
+use serde_json::{Value, json};
+
+use super::eval::{self, Evaluation};
+use super::paths::require_new;
+use crate::cli::{Global, PredictRequest};
+use crate::error::{LaunchError, refuse};
+use crate::gpus;
+use crate::output::Output;
+use crate::rendezvous::NodeWorkers;
+use crate::supervisor::{GangResult, Supervisor, hold_signals};
+use crate::terminal::{wait_for_stdout, width, wrapped, write_stdout};
+use input::Input;
+use pieces::{Pieces, PiecesFolder};
+
+pub(super) use radii::calibrate;
+
+/// How often a command that waits for the reader of its stdout looks for a signal.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Runs `predict`.
+pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
+    // Without --out, stdout is for the answers.
+    let output = if request.out.is_none() { Output { json: true } } else { output };
+    let target = Target::new(request)?;
+    hold_signals()?;
+    // `_use` keeps a launcher that trains the same run from removing the checkpoint meanwhile.
+    let (run, checkpoint, _use, mut resolved) = eval::find(global, request.hybrid, output)?;
+    if !matches!(resolved.origin("shards.on_bad_rows"), ValueOrigin::Set) {
+        resolved.config.shards.on_bad_rows = OnBadRows::Skip;
+    }
+    let calibration = radii::load(&run, &resolved.config, checkpoint.manifest.step, request.hybrid, output)?;
+    let folder = PiecesFolder::open(&target.partial, request.overwrite)?;
+    let input = Input::open(&request.input, folder.path())?;
+    let done = folder.claim(&json!({
+        "input": input.identity, "checkpoint": checkpoint.path, "step": checkpoint.manifest.step,
+        "hybrid": request.hybrid, "samples": request.samples, "seed": resolved.config.train.seed,
+        "settings": radii::settings(&resolved.config, checkpoint.manifest.step, true), "build": locdiff_core::REVISION,
+    }))?;
+    if !done.is_empty() {
+        output.print(&format!("going on after {} complete pieces in {}", done.len(), target.partial.display()));
+    }
+    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
+    let mut supervisor = Supervisor::new()?;
+    let summary = {
+        let is_held = false;
+        let (supervisor, run, checkpoint) = (&mut supervisor, run.as_path(), &checkpoint);
+        let mut evaluation = Evaluation { supervisor, resolved, world, run, checkpoint, is_held, output };
+        let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
+        predict(&mut evaluation, &input.location, hybrid, request.samples, (&folder, done))?
+    };
+    let mut writer = target.writer(request.samples)?;
+    let pieces = folder.files(summary.rows)?;
+    for piece in &pieces {
+        supervisor.check_interrupted()?;
+        write_piece(piece, calibration.as_ref(), &mut writer)?;
+        target.wait_for_reader(&mut supervisor)?;
+    }
+    let rows = writer.finish()?;
+    target.wait_for_reader(&mut supervisor)?;
+    target.commit()?;
+    folder.remove()?;
+    let bad_rows = summary.skipped_rows + input.bad_rows;
+    let left_out = if bad_rows > 0 { format!(", {bad_rows} bad rows left out") } else { String::new() };
+    let shown = request.out.as_ref().map_or_else(String::new, |out| format!(" in {}", out.display()));
+    output.print(&wrapped(&format!("{rows} predictions{shown}{left_out}"), 2, width()));
+    Ok(json!({
+        "ok": true, "run": run, "checkpoint": checkpoint.path, "out": request.out, "rows": rows, "bad_rows": bad_rows,
+        "calibrated": calibration.is_some(), "data": summary,
+    }))
+}
+
+/// Lets the workers predict the pieces that are not done, and keeps them in the folder.
+fn predict(
+    evaluation: &mut Evaluation<'_>,
+    location: &str,
+    hybrid: HybridRequest,
+    with_samples: bool,
+    (folder, done): (&PiecesFolder, Vec<u64>),
+) -> anyhow::Result<EvalSummary> {
+    let before = done.len() as u64;
+    let task = EvalTask::Predict(Prediction { with_truth: false, with_samples, done });
+    let finish = |pieces: &mut Pieces<'_>, found: anyhow::Result<GangResult<EvalSummary>>| {
+        pieces.finish()?;
+        found?.first()
+    };
+    evaluation.run(location, hybrid, &task, || Pieces::new(folder, before), finish).map(|(_, summary)| summary)
+}
+
+fn write_piece(path: &Path, calibration: Option<&Calibration>, writer: &mut AnswerWriter) -> anyhow::Result<()> {
+    let file = BufReader::new(File::open(path).map_err(LaunchError::at(path))?);
+    for line in file.lines() {
+        let line = line.map_err(LaunchError::at(path))?;
+        let row: PredictedRow = serde_json::from_str(&line).with_context(|| path.display().to_string())?;
+        let radii_km = calibration.map(|calibration| calibration.radii_km(row.spread_km));
+        writer.write(WrittenRow { row, radii_km })?;
+    }
+    Ok(())
+}
+
+/// Where the answers go.
+struct Target {
+    out: Option<(PathBuf, AnswerFormat)>,
+    /// The folder of complete pieces.
+    partial: PathBuf,
+    /// Keeps a folder for a command that writes to stdout.
+    _temporary: Option<tempfile::TempDir>,
+}
+
+impl Target {
+    fn new(request: &PredictRequest) -> Result<Self, LaunchError> {
+        let Some(out) = &request.out else {
+            let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;
+            return Ok(Self { out: None, partial: folder.path().join("partial"), _temporary: Some(folder) });
+        };
+        let Some(format) = AnswerFormat::of(out) else {
+            refuse!(Usage, "--out {}: the name decides the format, wanted {EXTENSIONS}", out.display());
+        };
+        require_new("--out", out, request.overwrite)?;
+        let mut partial = out.clone().into_os_string();
+        partial.push(".partial");
+        Ok(Self { out: Some((out.clone(), format)), partial: partial.into(), _temporary: None })
+    }
+
+    /// The file that becomes OUT.
+    fn unfinished(&self) -> PathBuf {
+        self.partial.join("out")
+    }
+
+    fn writer(&self, with_samples: bool) -> Result<AnswerWriter, LaunchError> {
+        match &self.out {
+            Some((_, format)) => Ok(AnswerWriter::create(&self.unfinished(), *format, with_samples)?),
+            None => Ok(AnswerWriter::lines(Box::new(Lines), with_samples)),
+        }
+    }
+
+    /// Gives the file its final name.
+    fn commit(&self) -> Result<(), LaunchError> {
+        let Some((out, _)) = &self.out else { return Ok(()) };
+        let (from, files) = (self.unfinished(), Files::real());
+        File::open(&from).and_then(|file| file.sync_all()).map_err(LaunchError::at(&from))?;
+        files.rename(&from, out)?;
+        Ok(files.sync_folder(parent(out))?)
+    }
+
+    /// If the answers go to stdout, waits until its reader has taken them.
+    fn wait_for_reader(&self, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+        while self.out.is_none() && !wait_for_stdout(POLL).map_err(LaunchError::at("stdout"))? {
+            supervisor.check_interrupted()?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes to this process's stdout.
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        write_stdout(String::from_utf8_lossy(bytes).into_owned());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

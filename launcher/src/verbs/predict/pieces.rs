@@ -1,0 +1,158 @@
+//! Complete pieces of a prediction, as files in the folder `OUT.partial`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{PredictedRow, PredictedRows, ToLauncher, piece_rows};
+use serde_json::Value;
+
+use crate::error::{LaunchError, refuse, reported};
+use crate::run_folder::RunLock;
+use crate::supervisor::GangObserver;
+use crate::terminal::Display;
+
+/// Describes the prediction that the pieces belong to.
+const JOB: &str = "job.json";
+const PIECE: &str = "piece-";
+
+/// The folder, locked by this process.
+pub(super) struct PiecesFolder {
+    path: PathBuf,
+    files: Files,
+    _lock: RunLock,
+}
+
+impl PiecesFolder {
+    /// Creates the folder, or opens the folder of an interrupted prediction. With `overwrite`, removes what an
+    /// interrupted prediction has left.
+    pub(super) fn open(path: &Path, overwrite: bool) -> Result<Self, LaunchError> {
+        let files = Files::real();
+        files.create_folders(path)?;
+        let lock = RunLock::take(path)?;
+        if overwrite {
+            for entry in files.entries(path)? {
+                let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                if name == JOB || name.starts_with(PIECE) {
+                    files.remove_file(&entry)?;
+                }
+            }
+        }
+        Ok(Self { path: path.to_owned(), files, _lock: lock })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Records what is predicted, or checks that the pieces in the folder belong to the same prediction. Returns the
+    /// numbers of the complete pieces.
+    pub(super) fn claim(&self, job: &Value) -> Result<Vec<u64>, LaunchError> {
+        let path = self.path.join(JOB);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                self.files.write_atomically(&path, job.to_string().as_bytes())?;
+                return self.done();
+            }
+            Err(error) => return Err(LaunchError::at(path)(error)),
+        };
+        let recorded: Value = serde_json::from_str(&text).unwrap_or_default();
+        if let Some(name) = first_difference(&recorded, job) {
+            refuse!(
+                Exists,
+                "{} is what an interrupted prediction has left, but `{name}` was different; repeat that command, or \
+                 use --overwrite to start again",
+                self.path.display()
+            );
+        }
+        self.done()
+    }
+
+    /// The numbers of the complete pieces, ascending.
+    pub(super) fn done(&self) -> Result<Vec<u64>, LaunchError> {
+        let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix(PIECE)?.parse().ok();
+        let mut found: Vec<u64> = self.files.entries(&self.path)?.iter().filter_map(number).collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// The files of all pieces, in order. Fails if one of them is missing.
+    pub(super) fn files(&self, rows: u64) -> Result<Vec<PathBuf>, LaunchError> {
+        let count = rows.div_ceil(piece_rows(rows));
+        let (got, wanted): (Vec<u64>, Vec<u64>) = (self.done()?, (0..count).collect());
+        if got != wanted {
+            return Err(reported!(WorkerFailed, "{} of {count} pieces are complete: this is a bug", got.len()));
+        }
+        Ok(wanted.into_iter().map(|number| self.piece(number)).collect())
+    }
+
+    fn piece(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{PIECE}{number:08}"))
+    }
+
+    /// Removes the folder.
+    pub(super) fn remove(self) -> Result<(), LaunchError> {
+        Ok(self.files.remove_folder(&self.path)?)
+    }
+}
+
+/// The first key whose values differ.
+pub(super) fn first_difference(one: &Value, other: &Value) -> Option<String> {
+    let keys = other.as_object().into_iter().flatten().map(|(key, _)| key);
+    keys.into_iter().find(|key| one.get(key.as_str()) != other.get(key.as_str())).cloned()
+}
+
+/// Collects the rows of the workers, and writes each piece when it is complete.
+pub(super) struct Pieces<'a> {
+    folder: &'a PiecesFolder,
+    /// Pieces that are not complete, with their rows by index.
+    open: BTreeMap<u64, BTreeMap<u64, PredictedRow>>,
+    /// Rows of this attempt.
+    received: u64,
+    /// Pieces that were complete before this attempt.
+    before: u64,
+    failed: Option<LaunchError>,
+    display: Display,
+}
+
+impl<'a> Pieces<'a> {
+    pub(super) fn new(folder: &'a PiecesFolder, before: u64) -> Self {
+        Self { folder, open: BTreeMap::new(), received: 0, before, failed: None, display: Display::new() }
+    }
+
+    /// Ends the progress bar. Fails if a piece could not be written.
+    pub(super) fn finish(&mut self) -> Result<(), LaunchError> {
+        self.display.finish();
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    fn add(&mut self, PredictedRows { of_rows, rows }: PredictedRows) -> Result<(), LaunchError> {
+        let size = piece_rows(of_rows);
+        for row in rows {
+            let number = row.index / size;
+            let piece = self.open.entry(number).or_default();
+            piece.insert(row.index, row);
+            self.received += 1;
+            if piece.len() as u64 == size.min(of_rows - number * size) {
+                let mut text = String::new();
+                for row in self.open.remove(&number).into_iter().flat_map(BTreeMap::into_values) {
+                    let line = serde_json::to_string(&row).expect("a row can be written as JSON");
+                    let _ = writeln!(text, "{line}");
+                }
+                self.folder.files.write_atomically(&self.folder.piece(number), text.as_bytes())?;
+            }
+        }
+        self.display.count("photos located", (self.before * size + self.received).min(of_rows), of_rows);
+        Ok(())
+    }
+}
+
+impl GangObserver for Pieces<'_> {
+    fn report(&mut self, message: ToLauncher) {
+        if let (ToLauncher::Predicted(predicted), None) = (message, &self.failed) {
+            self.failed = self.add(predicted).err();
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The radii of predictions. `eval --calibrate` measures them on the validation photos, and keeps them in `RUN/eval/`.
+
+use std::path::{Path, PathBuf};
+
+use locdiff_core::calibration::{Calibration, LEVELS, SpreadError};
+use locdiff_core::config::RunConfig;
+use locdiff_core::files::Files;
+use locdiff_core::geo::{Degrees, Place};
+use locdiff_core::protocol::{EvalTask, HybridRequest, Prediction, ToLauncher};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::pieces::first_difference;
+use crate::error::{LaunchError, reported};
+use crate::output::Output;
+use crate::supervisor::GangObserver;
+use crate::terminal::{Display, width, wrapped};
+use crate::verbs::eval::Evaluation;
+use crate::verbs::locations::require_shards;
+
+/// A calibration in a file, with what it was measured on.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedCalibration {
+    /// The settings that answers and samples depend on.
+    settings: Value,
+    /// The validation photos.
+    photos: String,
+    rows: u64,
+    calibration: Calibration,
+}
+
+fn file(run: &Path, is_hybrid: bool) -> PathBuf {
+    run.join("eval").join(if is_hybrid { "calibration-hybrid.json" } else { "calibration.json" })
+}
+
+/// The settings that answers and samples depend on.
+pub(super) fn settings(config: &RunConfig, step: u64, is_hybrid: bool) -> Value {
+    let eval = &config.eval;
+    let mut found = json!({
+        "step": step, "samples": eval.samples, "sampler_steps": eval.sampler_steps, "sampler_eta": eval.sampler_eta,
+        "guidance": eval.guidance, "aggregator": eval.aggregator, "anchors": eval.anchors, "refine": eval.refine,
+        "grid_points": eval.grid_points, "neighbourhood_km": eval.neighbourhood_km, "prior": eval.prior,
+        "mean_views": config.shards.mean_views,
+    });
+    if is_hybrid {
+        found["retrieval"] = json!(config.retrieval);
+    }
+    found
+}
+
+/// Reads the calibration of a run. Without one, or if it was measured with other settings, says how to make one and
+/// returns `None`.
+pub(super) fn load(
+    run: &Path,
+    config: &RunConfig,
+    step: u64,
+    is_hybrid: bool,
+    output: Output,
+) -> Result<Option<Calibration>, LaunchError> {
+    let path = file(run, is_hybrid);
+    let flag = if is_hybrid { " --hybrid" } else { "" };
+    let without = |reason: String| {
+        let line = format!("the answers have no radii, because {reason}; `eval --calibrate{flag}` measures them");
+        output.print(&wrapped(&line, 2, width()));
+        Ok(None)
+    };
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return without(format!("run {} is not calibrated", run.display()));
+        }
+        Err(error) => return Err(LaunchError::at(path)(error)),
+    };
+    let saved: SavedCalibration = serde_json::from_str(&text)
+        .map_err(|error| reported!(Corrupt, "{}: {error}; `eval --calibrate{flag}` makes it again", path.display()))?;
+    match first_difference(&saved.settings, &settings(config, step, is_hybrid)) {
+        Some(name) => without(format!("{} was measured with another {name}", path.display())),
+        None => Ok(Some(saved.calibration)),
+    }
+}
+
+/// Measures the radii on the validation photos, writes them to a file, and prints how well they hold.
+pub(in crate::verbs) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) -> anyhow::Result<Value> {
+    let (config, step) = (evaluation.resolved.config.clone(), evaluation.checkpoint.manifest.step);
+    let validation = &config.shards.validation;
+    require_shards("shards.validation", validation)?;
+    let is_hybrid = hybrid != HybridRequest::No;
+    let task = EvalTask::Predict(Prediction { with_truth: true, with_samples: false, done: Vec::new() });
+    let (spreads, summary) = evaluation.run(validation, hybrid, &task, Spreads::default, |spreads, found| {
+        spreads.display.as_mut().map(Display::finish);
+        found?.first()
+    })?;
+    let photos = spreads.photos;
+    let Some(calibration) = Calibration::fit(&photos) else {
+        return Err(reported!(NoData, "{validation} has {} usable photos, wanted at least 100", photos.len()).into());
+    };
+    let checked = cross_checked(&photos);
+    let saved = SavedCalibration {
+        settings: settings(&config, step, is_hybrid),
+        photos: validation.clone(),
+        rows: summary.rows,
+        calibration: calibration.clone(),
+    };
+    let path = file(evaluation.run, is_hybrid);
+    Files::real().create_folders(&evaluation.run.join("eval"))?;
+    Files::real().write_atomically(&path, serde_json::to_string_pretty(&saved)?.as_bytes())?;
+    let mut radii: Vec<f64> = photos.iter().map(|photo| calibration.radii_km(photo.spread_km)[1]).collect();
+    let mut errors: Vec<f64> = photos.iter().map(|photo| photo.error_km).collect();
+    let [median_km, constant_km] = [(&mut radii, 0.5), (&mut errors, LEVELS[1])].map(|(values, level)| {
+        values.sort_by(f64::total_cmp);
+        values[((values.len() as f64 * level) as usize).min(values.len() - 1)]
+    });
+    let text = format!(
+        "radii measured on {} photos of {validation}: half of them for the other half, the 50 % radius holds {:.1} % and \
+         the 90 % radius {:.1} % of the true places; the median 90 % radius is {median_km:.0} km, and one radius for all \
+         photos would be {constant_km:.0} km",
+        photos.len(),
+        checked[0] * 100.0,
+        checked[1] * 100.0,
+    );
+    evaluation.output.print(&wrapped(&text, 2, width()));
+    evaluation.output.print(&format!("radii in {}", path.display()));
+    Ok(json!({
+        "ok": true, "run": evaluation.run, "data": summary, "calibration": path,
+        "rows": [{ "level": LEVELS[0], "share": checked[0] }, { "level": LEVELS[1], "share": checked[1] }],
+        "median_radius_90_km": median_km, "constant_radius_90_km": constant_km,
+    }))
+}
+
+/// The shares of photos within their 50 % and 90 % radii, if the radii of each half of the photos are measured on the
+/// other half.
+fn cross_checked(photos: &[SpreadError]) -> [f64; 2] {
+    let half = |rest: usize| photos.iter().copied().skip(rest).step_by(2).collect::<Vec<SpreadError>>();
+    let halves = [half(0), half(1)];
+    let mut inside = [0_usize; 2];
+    for (own, other) in [(&halves[0], &halves[1]), (&halves[1], &halves[0])] {
+        let Some(fitted) = Calibration::fit(other) else { return [f64::NAN; 2] };
+        for photo in own {
+            let radii = fitted.radii_km(photo.spread_km);
+            (0..2).for_each(|level| inside[level] += usize::from(photo.error_km <= radii[level]));
+        }
+    }
+    inside.map(|count| count as f64 / photos.len() as f64)
+}
+
+/// Collects the spread and the error of each photo.
+#[derive(Default)]
+struct Spreads {
+    photos: Vec<SpreadError>,
+    display: Option<Display>,
+}
+
+impl GangObserver for Spreads {
+    fn report(&mut self, message: ToLauncher) {
+        let ToLauncher::Predicted(predicted) = message else { return };
+        let place = |degrees: [f64; 2]| Place::new(Degrees(degrees[0]), Degrees(degrees[1])).ok();
+        for row in predicted.rows {
+            if let (Some(answer), Some(truth)) = (place(row.answer), row.truth.and_then(place)) {
+                self.photos.push(SpreadError { spread_km: row.spread_km, error_km: answer.distance(truth).0 });
+            }
+        }
+        let display = self.display.get_or_insert_with(Display::new);
+        display.count("photos located", self.photos.len() as u64, predicted.of_rows);
+    }
+}

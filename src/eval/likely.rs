@@ -1,0 +1,94 @@
+//! Sums up the samples of an image for people: how far they are from the answer, and which other places are likely.
+
+use locdiff_core::geo::UnitVector;
+
+/// Alternatives are at least this far from the answer and from each other. Places that are nearer count as the same
+/// place.
+const APART_KM: f64 = 200.0;
+/// Most alternatives of an answer.
+const ALTERNATIVES_MAX: usize = 5;
+
+/// What the samples of an image say about its answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LikelyPlaces {
+    /// Mean distance from the samples to the answer, km.
+    pub spread_km: f64,
+    /// Share of the samples that are nearer to the answer than to any alternative.
+    pub weight: f64,
+    /// The alternatives, each with the share of the samples that are nearest to it, largest share first. The shares and
+    /// `weight` add up to 1.
+    pub alternatives: Vec<(UnitVector, f64)>,
+}
+
+impl LikelyPlaces {
+    /// Finds the alternatives to `answer`. Each alternative is the sample with the most samples within [`APART_KM`],
+    /// among the samples that are farther than [`APART_KM`] from the answer and from all earlier alternatives.
+    pub fn of(answer: UnitVector, samples: &[UnitVector]) -> Self {
+        let is_near = |one: UnitVector, other: UnitVector| one.distance(other).0 <= APART_KM;
+        let mut places = vec![answer];
+        while places.len() <= ALTERNATIVES_MAX {
+            let is_free = |sample: &UnitVector| !places.iter().any(|place| is_near(*place, *sample));
+            let free: Vec<UnitVector> = samples.iter().copied().filter(is_free).collect();
+            let supporters = |place: UnitVector| free.iter().filter(|other| is_near(place, **other)).count();
+            // `max_by_key` takes the last of equals, and the first sample should win.
+            let Some(best) = free.iter().copied().rev().max_by_key(|place| supporters(*place)) else { break };
+            places.push(best);
+        }
+        let mut counts = vec![0_usize; places.len()];
+        for sample in samples {
+            let km = |index: &usize| places[*index].distance(*sample).0;
+            let nearest = (0..places.len()).min_by(|one, other| km(one).total_cmp(&km(other)));
+            counts[nearest.unwrap_or_default()] += 1;
+        }
+        let total = samples.len().max(1) as f64;
+        let mut found = places.into_iter().zip(counts.into_iter().map(|count| count as f64 / total));
+        let weight = found.next().map_or(0.0, |(_, weight)| weight);
+        let mut alternatives: Vec<(UnitVector, f64)> = found.collect();
+        alternatives.sort_by(|one, other| other.1.total_cmp(&one.1));
+        let spread_km = samples.iter().map(|sample| answer.distance(*sample).0).sum::<f64>() / total;
+        Self { spread_km, weight, alternatives }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use locdiff_core::geo::{Degrees, Place};
+
+    use super::*;
+
+    fn at(latitude: f64, longitude: f64) -> UnitVector {
+        Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are valid").into()
+    }
+
+    #[test]
+    fn clusters_become_alternatives_with_their_shares() {
+        let answer = at(48.86, 2.35);
+        let samples = [at(48.9, 2.3), at(40.7, -74.0), at(40.8, -74.1), at(48.8, 2.4), at(-33.9, 151.2)];
+        let found = LikelyPlaces::of(answer, &samples);
+        assert_eq!(found.weight, 0.4);
+        let shares: Vec<f64> = found.alternatives.iter().map(|(_, weight)| *weight).collect();
+        assert_eq!(shares, [0.4, 0.2]);
+        assert_eq!(found.alternatives[0].0, samples[1], "the first of two equal samples wins");
+        assert_eq!(found.alternatives[1].0, samples[4]);
+        let mean = samples.iter().map(|sample| answer.distance(*sample).0).sum::<f64>() / 5.0;
+        assert_eq!(found.spread_km, mean);
+    }
+
+    #[test]
+    fn samples_around_the_answer_leave_no_alternative_and_many_places_leave_five() {
+        let answer = at(0.0, 0.0);
+        let found = LikelyPlaces::of(answer, &[at(0.1, 0.0), at(0.0, 1.0)]);
+        assert_eq!((found.weight, found.alternatives.len()), (1.0, 0));
+        let spread: Vec<UnitVector> = (0..12).map(|index| at(0.0, f64::from(index) * 30.0 - 165.0)).collect();
+        let found = LikelyPlaces::of(answer, &spread);
+        assert_eq!(found.alternatives.len(), 5);
+        let total = found.weight + found.alternatives.iter().map(|(_, weight)| weight).sum::<f64>();
+        assert!((total - 1.0).abs() < 1e-12, "{total}");
+    }
+
+    #[test]
+    fn no_samples_give_an_answer_without_alternatives() {
+        let found = LikelyPlaces::of(at(1.0, 2.0), &[]);
+        assert_eq!((found.spread_km, found.weight, found.alternatives.len()), (0.0, 0.0, 0));
+    }
+}
