@@ -5,8 +5,9 @@ mod numbers;
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use locdiff_core::config::{Layer, preset};
 use locdiff_core::geo::CELL_DEGREES_RANGE;
 use locdiff_core::protocol::{CellPart, SimulatedWorld};
@@ -156,13 +157,22 @@ pub struct EvalRequest {
     /// Also evaluate retrieval, and LocDiff-H, which combines retrieval with LocDiff.
     #[arg(long)]
     pub hybrid: bool,
-    /// Experiment of the paper to reproduce: main, gallery-bias or perturbation.
-    #[arg(long, value_name = "NAME")]
-    pub suite: Option<String>,
+    /// Experiment of the paper to repeat. Published results are printed beside the computed ones.
+    #[arg(long, value_name = "NAME", value_enum)]
+    pub suite: Option<Suite>,
+    /// With --suite losses or degree: the runs to compare.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "suite")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub runs: Vec<String>,
+    /// With --suite generalizability: numbers of points of the grids; default: 21000,100000,500000,1000000.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', requires = "suite")]
+    #[arg(value_parser = number::<u32>(100, 10_000_000))]
+    pub grids: Vec<u32>,
     /// Score this file of predictions instead of a run.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune", "exclude_km"])]
     pub predictions: Option<PathBuf>,
-    /// Choose the settings of LocDiff-H on the validation rows; with --hybrid or --suite main, evaluate afterwards.
+    /// Choose the settings of LocDiff-H on the validation rows; with --hybrid, or with --suite main or generative,
+    /// evaluate afterwards.
     #[arg(long)]
     pub tune: bool,
     /// Measure, on the validation photos, the radii that `predict` writes; with --hybrid, those of LocDiff-H.
@@ -171,6 +181,43 @@ pub struct EvalRequest {
     /// Leave out gallery points within KM km of each photo's true place; the same as --set eval.exclude_km=KM.
     #[arg(long, value_name = "KM")]
     pub exclude_km: Option<f64>,
+}
+
+/// An experiment of the paper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// Accuracy of a run, beside the paper's methods and newer ones.
+    Main,
+    /// Density and coverage of a run's samples, beside other generative methods.
+    Generative,
+    /// Accuracy of a run with its gallery and with even grids.
+    Generalizability,
+    /// Number of gallery points near the test places.
+    GalleryBias,
+    /// Drift of a noisy code.
+    Perturbation,
+    /// Accuracy of runs with different training losses.
+    Losses,
+    /// Accuracy of runs with different degrees.
+    Degree,
+    /// Time to locate an image, by the number of steps.
+    Time,
+}
+
+impl Suite {
+    /// Name of the suite on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Generative => "generative",
+            Self::Generalizability => "generalizability",
+            Self::GalleryBias => "gallery-bias",
+            Self::Perturbation => "perturbation",
+            Self::Losses => "losses",
+            Self::Degree => "degree",
+            Self::Time => "time",
+        }
+    }
 }
 
 /// Verbs of `shards`.

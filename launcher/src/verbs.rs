@@ -9,7 +9,6 @@ mod eval;
 mod geoclip;
 mod locations;
 mod paths;
-mod perturbation;
 mod predict;
 mod restarts;
 mod runs;

@@ -12,7 +12,7 @@
 //! The values and gradients of these terms are the same on every rank and are not summed over ranks.
 // Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code.
 
-use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
+use locdiff_core::config::{KlDirection, LossConfig, Precision};
 use tch::{Device, Kind, Reduction, Tensor};
 
 use super::CODE_SCALE;
@@ -21,9 +21,6 @@ use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
 use crate::shdd::Filter;
 
-/// The weight "auto" of the KL divergence is this number divided by the number of dimensions: 0.01 at L = 23, and
-/// 0.0025 at L = 47. This number must not change, because runs store "auto" and not the resulting weight.
-const KL_WEIGHT_AUTO: f64 = 5.76;
 /// Lower limit of the norms in the cosine similarity. PyTorch uses the same limit.
 const COSINE_EPSILON: f64 = 1e-8;
 
@@ -90,10 +87,7 @@ impl Loss {
     }
 
     fn of_dims(config: &LossConfig, dims: f64, precision: Precision) -> Self {
-        let kl_weight = match config.kl_weight {
-            AutoOr::Auto => KL_WEIGHT_AUTO / dims,
-            AutoOr::Value(weight) => weight,
-        };
+        let kl_weight = config.kl_weight(dims);
         let LossConfig { kl: direction, l2_weight, l1_weight, cosine_weight, .. } = *config;
         Self { direction, kl_weight, l2_weight, l1_weight, cosine_weight, precision }
     }

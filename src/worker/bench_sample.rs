@@ -1,17 +1,21 @@
 //! `bench sample`: times the location of images with random weights and random embeddings. The times include all work
 //! of an evaluation without retrieval: the preparation of the sampler, the copies to and from the device, sampling,
-//! decoding and aggregation.
+//! decoding and aggregation. Retrieval is timed on its own: the image head, and the search for the best gallery point.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use locdiff_core::geo::fibonacci_grid;
 use locdiff_core::protocol::{SampleBench, SampleBenched, StepProfile, WorkerSlot};
+use locdiff_core::pulse;
 use locdiff_core::random::{Philox, Stream};
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
+use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, GeoclipHead};
 use crate::infer::{Denoiser, Engine, Image, ImageBlock, block_images};
 use crate::native::cuda;
 use crate::native::random::{RandomTensors, RowDraw, Step};
+use crate::retrieval::{Gallery, QueryHead, Retriever};
 use crate::shards::ELEMENT_BYTES;
 use crate::train::{ceilings, embedding_width, peak_gib, profile_steps, spread};
 
@@ -51,6 +55,8 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
     // Collapsed networks multiply f16 instead of bf16 numbers.
     let kind = if engine.collapses() && kind == Kind::BFloat16 { Kind::Half } else { kind };
     drop((engine, images));
+    let retrieval = job.retrieval.then(|| time_retrieval(job.images as usize, size, device, slot.threads as usize));
+    let retrieval_s_per_image = retrieval.transpose()?;
     let ceilings = ceilings(device, kind)?;
     Ok(SampleBenched {
         path,
@@ -61,10 +67,44 @@ pub(super) fn run(job: &SampleBench, slot: &WorkerSlot) -> anyhow::Result<Sample
         prepare_s,
         tflops,
         anchors,
+        retrieval_s_per_image,
         peak_gib,
         ceilings,
         profile,
     })
+}
+
+/// Times GeoCLIP's retrieval with a random gallery and a head with random weights. Returns the time per image, seconds.
+/// `count` images are located in blocks of `size` images, after a first block that is not timed.
+fn time_retrieval(count: usize, size: usize, device: Device, threads: usize) -> anyhow::Result<f64> {
+    let random = |stream: u16, rows: usize, columns: usize| -> anyhow::Result<Tensor> {
+        let (stream, step) = (Stream::Test(stream), Step::At(0));
+        let draw = RowDraw { stream, step, first_sample: 0, samples: rows, elements: columns };
+        Ok(Philox::new(0).normal(Device::Cpu, draw)?.to_kind(Kind::Float))
+    };
+    let gallery_gw = random(1, ANCHORS, EMBEDDING_WIDTH)?;
+    let gallery = Gallery::of_embeddings("random".to_owned(), fibonacci_grid(ANCHORS), gallery_gw)?;
+    let retriever = Retriever::new(&gallery, device, threads)?;
+    let weights = HashMap::from([
+        ("logit_scale".to_owned(), Tensor::from(1.0_f32)),
+        ("image.0.weight".to_owned(), random(2, FEATURE_WIDTH, FEATURE_WIDTH)?),
+        ("image.0.bias".to_owned(), random(3, 1, FEATURE_WIDTH)?.f_view([-1])?),
+        ("image.2.weight".to_owned(), random(4, EMBEDDING_WIDTH, FEATURE_WIDTH)?),
+        ("image.2.bias".to_owned(), random(5, 1, EMBEDDING_WIDTH)?.f_view([-1])?),
+    ]);
+    let head = QueryHead::of(GeoclipHead::new(&weights, device)?, device);
+    let images_ive = random(6, size, FEATURE_WIDTH)?.f_view([size as i64, 1, FEATURE_WIDTH as i64])?;
+    let locate = |images: usize| -> anyhow::Result<()> {
+        let queries = head.queries(&images_ive.f_narrow(0, 0, images as i64)?)?;
+        Ok(drop(retriever.score(&queries, &vec![Vec::new(); images], 1, None)?))
+    };
+    locate(size)?;
+    let begun = Instant::now();
+    (0..count).step_by(size).try_for_each(|first| {
+        pulse::advance();
+        locate(size.min(count - first))
+    })?;
+    Ok(begun.elapsed().as_secs_f64() / count as f64)
 }
 
 /// `count` images with random embeddings.

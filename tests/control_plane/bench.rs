@@ -56,6 +56,15 @@ fn bench_sample_times_images_and_a_filter_is_refused() {
     assert!(profile.iter().any(|row| row["name"] == "aten::addmm"), "no matrix product in {profile:?}");
     let sizes = ["degree", "images", "samples", "steps"].map(|field| result[field].as_u64());
     assert_eq!(sizes, [Some(5), Some(100), Some(2), Some(2)], "{result}");
+    assert_eq!(result.get("retrieval_s_per_image"), None, "{result}");
+    let line = format!("{SMALL} --set eval.samples=2 --set eval.sampler_steps=2 --set diffusion.timesteps=4");
+    let result = stage.run(&format!("{line} eval --suite time")).exits_with(ExitCode::Success).json();
+    let rows = result["rows"].as_array().expect("the result has rows");
+    rows.iter().for_each(|row| positive(row, "s_per_image"));
+    let what = |row: &Value| format!("{} {} {}", row["source"], row["operation"], row["steps"]).replace('"', "");
+    let what: Vec<String> = rows.iter().map(what).collect();
+    let want = ["computed sampling 1", "computed sampling 2", "computed retrieval null", "published sampling 200"];
+    assert_eq!((&what[..4], &*what[4]), (&want.map(str::to_owned)[..], "published retrieval null"));
     let ran = stage.run(&format!("{SMALL} --set model.low_pass_dims=9 bench sample"));
     ran.exits_with(ExitCode::Config).stderr_has("model.low_pass_dims: is 9, wanted 0");
 }

@@ -11,4 +11,5 @@ mod known_places;
 mod predict;
 mod predictions;
 mod refusals;
+mod suites;
 mod support;

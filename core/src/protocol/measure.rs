@@ -175,6 +175,8 @@ pub struct SampleBench {
     pub images: u32,
     /// Whether to locate the images once more under a profiler.
     pub profile: bool,
+    /// Whether to time retrieval too.
+    pub retrieval: bool,
 }
 
 /// Result of [`Job::BenchSample`](super::Job::BenchSample): times per image for sampling, decoding and aggregation.
@@ -196,8 +198,11 @@ pub struct SampleBenched {
     /// Speed of the network's matrix products in TFLOP/s, computed from the time for all images. If the network is
     /// collapsed, the products of the collapsed network are counted.
     pub tflops: f64,
-    /// Number of places among which samples are decoded.
+    /// Number of places among which samples are decoded. A gallery for retrieval has as many.
     pub anchors: u64,
+    /// Time per image of retrieval with GeoCLIP's image head, seconds; `None` if it was not requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retrieval_s_per_image: Option<f64>,
     /// Largest amount of GPU memory that libtorch allocated, GiB; `None` on the CPU.
     pub peak_gib: Option<f64>,
     /// Speed limits of the device.

@@ -53,6 +53,11 @@ pub struct TableColumn {
 }
 
 impl TableColumn {
+    /// The column with only some of its rows.
+    pub fn of_rows(&self, rows: &[usize]) -> Self {
+        Self { heading: self.heading.clone(), cells: rows.iter().map(|row| self.cells[*row].clone()).collect() }
+    }
+
     fn width(&self) -> usize {
         let texts = std::iter::once(&self.heading).chain(&self.cells);
         texts.map(|text| text.chars().count()).max().unwrap_or_default()

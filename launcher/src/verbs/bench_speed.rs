@@ -1,6 +1,6 @@
 //! `bench train` and `bench sample`: the speed of training steps and of the location of images, with random weights.
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::protocol::{
     Ceilings, Job, ProfileRow, SampleBench, SampleBenched, StepProfile, StepSpeed, TrainBench, TrainBenched,
 };
@@ -11,6 +11,7 @@ use super::{plan, run_gang};
 use crate::cli::{Global, TrainBenchRequest};
 use crate::error::{LaunchError, refuse};
 use crate::output::Output;
+use crate::rendezvous::NodeWorkers;
 use crate::terminal::{TableColumn, table, width};
 
 /// Longest name of an operator or kernel in the printed table, characters. The JSON result has the whole names.
@@ -96,10 +97,9 @@ fn print_profile(profile: &StepProfile, what: &str, output: Output) {
 pub(super) fn sample(images: u32, profile: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
-    refuse_filter(&config)?;
     let world = world.first_worker_only(config.train.threads());
-    let job = Job::BenchSample(Box::new(SampleBench { config: config.clone(), images, profile }));
-    let found: SampleBenched = run_gang(&resolved, &world, job)?.first()?;
+    let found =
+        time_images(&resolved, &world, SampleBench { config: config.clone(), images, profile, retrieval: false })?;
     let (degree, samples, steps) = (config.model.degree, config.eval.samples, config.eval.sampler_steps);
     output.print(&format!(
         "L = {degree}, {images} images, {samples} samples of {steps} steps, {} places, {} steps",
@@ -121,6 +121,16 @@ pub(super) fn sample(images: u32, profile: bool, global: &Global, output: Output
     let mut result = json!({ "ok": true, "degree": degree, "images": images, "samples": samples, "steps": steps });
     merge(&mut result, json!(found));
     Ok(result)
+}
+
+/// Lets a worker time the location of images.
+pub(super) fn time_images(
+    resolved: &Resolved,
+    world: &NodeWorkers,
+    bench: SampleBench,
+) -> anyhow::Result<SampleBenched> {
+    refuse_filter(&bench.config)?;
+    run_gang(resolved, world, Job::BenchSample(Box::new(bench)))?.first()
 }
 
 /// A low-pass filter depends on the training rows, and there are none.

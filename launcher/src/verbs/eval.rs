@@ -7,18 +7,18 @@
 //! - `files`: the files in `RUN/eval/`.
 //! - `score`: computes metrics from answers.
 //! - `table`: the results table, as JSON and as text.
-//! - `published`: the rows of the paper's table.
+//! - `published`: published results, which stand beside computed ones.
 //! - `predictions`: scores a file of predictions.
-//! - `gallery_bias`: counts the gallery points near test places.
 //! - `truth`: the true places of test photos.
+//! - `suites`: the paper's experiments.
 
 mod evaluation;
 mod files;
-mod gallery_bias;
 mod gather;
 mod predictions;
 mod published;
 mod score;
+mod suites;
 mod table;
 mod target;
 mod truth;
@@ -39,24 +39,12 @@ pub(super) use target::{choose, find};
 
 /// Runs `eval`.
 pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
-    let is_table1 = match request.suite.as_deref() {
-        None => false,
-        Some("main") => true,
-        Some("perturbation") => return super::perturbation::run(global, output),
-        Some("gallery-bias") => {
-            if request.hybrid || request.tune || request.exclude_km.is_some() {
-                refuse!(
-                    Usage,
-                    "eval --suite gallery-bias counts all gallery points and evaluates no run; leave out --hybrid, --tune \
-                     and --exclude-km"
-                );
-            }
-            return gallery_bias::run(global, output);
+    if let Some(suite) = request.suite {
+        suites::refuse_ignored(suite, request, global)?;
+        if let Some(found) = suites::run(suite, request, global, output) {
+            return found;
         }
-        Some(other) => {
-            refuse!(Usage, "eval --suite {other}: unknown suite, wanted main, gallery-bias or perturbation")
-        }
-    };
+    }
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
@@ -89,10 +77,10 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     }
     if request.tune {
         let tuned = evaluation.tune(HybridRequest::Wanted)?;
-        if !request.hybrid && !is_table1 {
+        if !request.hybrid && request.suite.is_none() {
             return Ok(tuned);
         }
     }
     let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
-    evaluation.evaluate(hybrid, is_table1)
+    evaluation.evaluate(hybrid, request.suite)
 }

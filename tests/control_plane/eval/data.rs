@@ -63,6 +63,24 @@ fn published_rows_are_printed_as_published_or_left_out() {
     assert!(rows.iter().any(|row| row["source"] == "published"), "the result has no published rows: {found}");
     let line = ran.stderr.lines().find(|line| line.starts_with("ISNs GWS15k")).expect("the paper has this row");
     assert!(line.split_whitespace().any(|cell| cell == "0.05"), "{line}");
+    let newer = rows.iter().find(|row| row["method"] == "GeoRanker 2025").expect("the table has newer systems");
+    assert_eq!((&newer["origin"], &newer["acc_1km"]), (&"second-hand".into(), &18.8.into()));
+    ran.stderr_has("GeoRanker 2025 Im2GPS3k ***").stderr_has("*** not in the paper");
+    let ran = stage.run("--json eval --suite generative");
+    let found = ran.exits_with(ExitCode::Success).stderr_has("LocDiff (L = 47) YFCC-4k *").json();
+    let rows = found["rows"].as_array().expect("the result has rows");
+    let density = |source: &str, dataset: &str| {
+        rows.iter().find(|row| row["source"] == source && row["dataset"] == dataset).map(|row| row["density"].as_f64())
+    };
+    assert!(density("computed", "shards/test").flatten().is_some_and(|density| density > 0.0), "{found}");
+    assert_eq!(density("published", "OSV-5M"), Some(None), "the paper has no density of vMF");
+    assert!(rows.iter().any(|row| row["density"] == 1.072), "{found}");
+    // Among the other scores, published rows have density and coverage.
+    let other = ran.stderr.split("other scores").nth(1).expect("the terminal has 80 columns");
+    assert!(
+        other.lines().any(|line| line.starts_with("RFM S2 YFCC-4k *") && line.ends_with("1.060     0.926")),
+        "{other}"
+    );
     let ran = stage.run("--json --set eval.thresholds_km=[1,100] eval --suite main");
     let found = ran.exits_with(ExitCode::Success).stderr_has("published rows are left out").json();
     let rows = found["rows"].as_array().expect("the result has rows");

@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use locdiff_core::exit_code::ExitCode;
+use serde_json::Value;
 
 use super::support::{read, row, train};
 use crate::small_shards;
@@ -47,6 +48,18 @@ fn simulated_photos_use_only_their_own_head_by_folder_or_glob() {
             .stderr_has("its photos are simulated")
             .stderr_has("retrieval.head = \"linear\"");
     }
+    // With a grid instead of the gallery, retrieval cannot find the places.
+    let found = stage.run("--json eval --suite generalizability --grids 300").exits_with(ExitCode::Success).json();
+    let rows = found["rows"].as_array().expect("the result has rows").iter();
+    let own: Vec<_> = rows.filter(|row| row["source"] == "computed").collect();
+    let what = |row: &Value| format!("{} {} {}", row["method"], row["gallery"], row["points"]);
+    let want = ["retrieval", "locdiff"].map(|method| {
+        [("gallery", 96), ("grid", 300)].map(|(name, points)| format!("\"{method}\" \"{name}\" {points}"))
+    });
+    assert_eq!(own.iter().map(|row| what(row)).collect::<Vec<_>>(), want.concat(), "{found}");
+    let [gallery, grid] = [own[0], own[1]].map(|row| row["acc_1km"].as_f64().expect("the accuracy is a number"));
+    assert!(gallery > 10.0 && grid == 0.0, "{found}");
+    assert_eq!(found["differences"][0]["acc_1km"].as_f64(), Some(grid - gallery), "{found}");
 }
 
 #[test]

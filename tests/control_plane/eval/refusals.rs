@@ -27,7 +27,28 @@ fn missing_run_and_invalid_flags_are_explained() {
     let ran = stage.run("--device cpu eval --predictions x.csv --suite perturbation");
     ran.exits_with(ExitCode::Usage).stderr_has("--predictions").stderr_has("--suite");
     let help = stage.run("eval --help");
-    assert!(help.stdout.contains("main, gallery-bias or perturbation"), "{}", help.stdout);
+    assert!(help.stdout.contains("- generalizability:"), "{}", help.stdout);
+}
+
+#[test]
+fn flags_that_a_suite_ignores_are_refused_by_name() {
+    let stage = Stage::new(Worker::Real);
+    for (line, want) in [
+        ("main --runs a", "leave out --runs"),
+        ("generative --grids 1000", "leave out --grids"),
+        ("generalizability --hybrid --tune", "leave out --hybrid and --tune"),
+        ("losses --runs a --exclude-km 1", "leave out --exclude-km"),
+        ("degree --runs a --run b", "leave out --run"),
+        ("gallery-bias --hybrid", "leave out --hybrid"),
+        ("perturbation --run a", "leave out --run"),
+        ("time --tune", "leave out --tune"),
+        ("degree", "name them with --runs A,B,..."),
+        ("losses --runs a,,b", "a value is required for '--runs"),
+        ("generalizability --grids 5", "wanted 100 to 10000000"),
+    ] {
+        stage.run(&format!("--device cpu eval --suite {line}")).exits_with(ExitCode::Usage).stderr_has(want);
+    }
+    stage.run("eval --runs a,b").exits_with(ExitCode::Usage).stderr_has("--suite <NAME>");
 }
 
 #[test]

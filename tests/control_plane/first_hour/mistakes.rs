@@ -33,7 +33,7 @@ const COMMAND_LINE: [Mistake; 10] = [
         "give all --set and --config on the same side of the verb",
         "before it or after it",
     ),
-    ("eval --suite mian", ExitCode::Usage, "unknown suite", "main, gallery-bias or perturbation"),
+    ("eval --suite mian", ExitCode::Usage, "invalid value 'mian' for '--suite <NAME>'", "similar value exists: 'main'"),
     ("--json", ExitCode::Usage, "no verb given", "--help lists the verbs"),
 ];
 

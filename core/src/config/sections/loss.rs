@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
+/// The weight "auto" of the KL divergence is this number divided by the number of dimensions: 0.01 at L = 23, and
+/// 0.0025 at L = 47. This number must not change, because runs store "auto" and not the resulting weight.
+const KL_WEIGHT_AUTO: f64 = 5.76;
+
 /// Direction of the KL divergence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -39,6 +43,11 @@ section! {
 }
 
 impl LossConfig {
+    /// Weight of the KL divergence for codes of `dims` dimensions, with "auto" resolved.
+    pub fn kl_weight(&self, dims: f64) -> f64 {
+        self.kl_weight.value().unwrap_or(KL_WEIGHT_AUTO / dims)
+    }
+
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("loss.anchors", self.anchors, 2..=10_000_000);
         checker.within("loss.negatives", self.negatives, 0..=10_000_000);

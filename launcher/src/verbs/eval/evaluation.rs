@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 use super::files::{EvalFolder, TunedSetting};
 use super::gather::{GalleryProgress, Gather};
 use super::published;
-use super::score::{BoardTarget, ScoreTask, by_distance};
+use super::score::{BoardTarget, MethodScore, ScoreTask, by_distance};
 use super::table::{self, Row, data_summary};
+use crate::cli::Suite;
 use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
@@ -53,9 +54,18 @@ pub(in crate::verbs) struct Evaluation<'a> {
     pub(in crate::verbs) output: Output,
 }
 
+/// The scores of an evaluation that writes nothing.
+pub(super) struct Rated {
+    pub(super) scores: Vec<MethodScore>,
+    pub(super) summary: EvalSummary,
+    /// Which rows share a true place.
+    pub(super) places: PlaceGroups,
+}
+
 impl Evaluation<'_> {
-    /// Locates the test rows, writes the answers and the table, and prints the table.
-    pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridRequest, is_table1: bool) -> anyhow::Result<Value> {
+    /// Locates the test rows, writes the answers and the table, and prints the table. The table also has the published
+    /// rows of `suite`.
+    pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridRequest, suite: Option<Suite>) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         require_shards("shards.test", &config.shards.test)?;
         let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate)?;
@@ -64,19 +74,19 @@ impl Evaluation<'_> {
         // LocDiff-H if it was evaluated, else LocDiff.
         let best = answers.last().map_or(Method::Locdiff, |answers| answers.method);
         let lock_first = (!self.is_held).then(|| self.run.to_owned());
-        let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first };
         let (places, overlaps) = (PlaceGroups::of(&truth).count(), gather.overlaps(&truth));
         let (thresholds_km, seed, data) =
             (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, places, &config.eval));
-        let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };
+        let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first, data: data.clone() };
+        let task = ScoreTask { truth, answers, thresholds_km, seed, board: Some(board) };
         let (found, differences) = self.supervisor.compute(move || task.run())?;
         let by_distance = gather.training_km().map(|km| by_distance(&km, &found, &config.eval.thresholds_km));
         let names: Vec<String> = found.iter().map(|scored| table::name(scored.method, &summary)).collect();
         let plot = by_distance.as_ref().map(|found| distance_curves(found, &names));
         let plot = folder.write_plot(plot.as_deref())?;
         let mut rows = table::computed(found, &summary, &gather, &config);
-        if is_table1 {
-            rows.extend(published::rows_for(&config.eval.thresholds_km).into_iter().map(Row::Published));
+        if let Some(suite) = suite {
+            rows.extend(published::rows_for(suite, &config.eval.thresholds_km).into_iter().map(Row::Published));
         }
         let text = |width: usize| {
             table::text(&data, &config.eval.thresholds_km, &rows, width)
@@ -100,6 +110,19 @@ impl Evaluation<'_> {
             self.output.print(&format!("{what}:\n  {}", path.display()));
         }
         Ok(result)
+    }
+
+    /// Locates the test rows and scores the answers. Writes and prints nothing.
+    pub(super) fn rate(&mut self, hybrid: HybridRequest) -> anyhow::Result<Rated> {
+        let config = self.resolved.config.clone();
+        require_shards("shards.test", &config.shards.test)?;
+        let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate)?;
+        let (truth, answers) = gather.answers()?;
+        let places = PlaceGroups::of(&truth);
+        let (thresholds_km, seed) = (config.eval.thresholds_km, config.train.seed);
+        let task = ScoreTask { truth, answers, thresholds_km, seed, board: None };
+        let (scores, _) = self.supervisor.compute(move || task.run())?;
+        Ok(Rated { scores, summary, places })
     }
 
     /// Chooses the settings of LocDiff-H on the validation rows and writes them to a file. A later call of
@@ -302,7 +325,7 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
             tuned => drop(tuned?),
         }
     }
-    evaluation.evaluate(hybrid, false).map(Some)
+    evaluation.evaluate(hybrid, None).map(Some)
 }
 
 /// Of the paths that retrieval needs, the first that does not exist. `None` if all of them exist.

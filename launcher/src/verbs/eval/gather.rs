@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use anyhow::Context as _;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
-use locdiff_core::protocol::{LocatedRow, NearestKnown, ToLauncher, TuningErrors};
+use locdiff_core::protocol::{LocatedRow, Method, NearestKnown, ToLauncher, TuningErrors};
 
+use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
 use crate::terminal::Display;
@@ -48,13 +49,26 @@ impl Gather {
         Overlaps { training: self.training_km().map(count), gallery: gallery.map(count) }
     }
 
+    /// The true places, and the answers of each method, in the order of the data.
+    pub(super) fn answers(&self) -> anyhow::Result<(Vec<UnitVector>, Vec<Answers>)> {
+        let places = |degrees: &dyn Fn(&LocatedRow) -> [f64; 2]| -> anyhow::Result<Vec<UnitVector>> {
+            self.rows().map(|row| point(degrees(row))).collect()
+        };
+        let mut answers = Vec::new();
+        let first = self.rows().next().map_or(&[][..], |row| &row.answers);
+        for (place, (method, _)) in first.iter().enumerate() {
+            let samples = (*method == Method::Locdiff).then(|| places(&|row| row.sample)).transpose()?;
+            answers.push(Answers { method: *method, places: places(&|row| row.answers[place].1)?, samples });
+        }
+        Ok((places(&|row| row.truth)?, answers))
+    }
+
     /// For each row, its true place, and the distance errors of its answers under all settings that tuning can choose.
     pub(super) fn tuning(self) -> anyhow::Result<Vec<(UnitVector, TuningErrors)>> {
         let one = |row: LocatedRow| {
-            let [latitude, longitude] = row.truth.map(Degrees);
             let errors =
                 row.tuning.with_context(|| format!("row {} came without its tuning data: this is a bug", row.index))?;
-            Ok((Place::new(latitude, longitude)?.into(), errors))
+            Ok((point(row.truth)?, errors))
         };
         self.rows.into_values().map(one).collect()
     }
@@ -73,6 +87,12 @@ impl Gather {
         let mixed = if has_same_methods { "" } else { "; not all rows have answers from the same methods" };
         Err(reported!(WorkerFailed, "{got} of {count} rows were received{twice}{mixed}: this is a bug"))
     }
+}
+
+/// The point at a latitude and longitude, degrees.
+fn point(degrees: [f64; 2]) -> anyhow::Result<UnitVector> {
+    let [latitude, longitude] = degrees.map(Degrees);
+    Ok(Place::new(latitude, longitude)?.into())
 }
 
 /// Joins the distances of all parts; `None` if a part has none, or if there are no parts.
@@ -111,7 +131,7 @@ impl GangObserver for GalleryProgress {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::protocol::{LocatedRows, Method};
+    use locdiff_core::protocol::LocatedRows;
 
     use super::*;
 

@@ -38,6 +38,7 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
         simulated: is_simulated,
         source: "computed",
         out_of_range: None,
+        labels: serde_json::Map::new(),
     })];
     output.print(&table::text(&data_line, &config.eval.thresholds_km, &rows, width()));
     if matched_by == MatchedBy::Order {

@@ -35,9 +35,8 @@ pub(super) struct ScoreTask {
     pub(super) thresholds_km: Vec<f64>,
     /// Seed for the bootstrap.
     pub(super) seed: u64,
-    /// A line of text that describes the data.
-    pub(super) data: String,
-    pub(super) board: BoardTarget,
+    /// Where to write the scores; `None`: nowhere.
+    pub(super) board: Option<BoardTarget>,
 }
 
 /// The TensorBoard files and the step to which the scores are written.
@@ -50,6 +49,8 @@ pub(super) struct BoardTarget {
     /// The run to lock before its TensorBoard files are written; `None` if this launcher already holds the lock. If
     /// another launcher holds the lock, nothing is written.
     pub(super) lock_first: Option<PathBuf>,
+    /// A line of text that describes the data.
+    pub(super) data: String,
 }
 
 /// The scores of one method.
@@ -57,7 +58,7 @@ pub(super) struct BoardTarget {
 pub(super) struct MethodScore {
     pub(super) method: Method,
     pub(super) rating: Rating,
-    errors_km: Vec<f64>,
+    pub(super) errors_km: Vec<f64>,
 }
 
 /// The accuracies of each method over the distance to the nearest training photo. `nearest_km` is this distance for
@@ -92,24 +93,24 @@ impl Difference {
 
 impl ScoreTask {
     /// Scores every method. If LocDiff-H is one of the methods, compares it with its parts. Writes the scores to
-    /// TensorBoard.
+    /// TensorBoard, if a target is given.
     pub(super) fn run(&self) -> anyhow::Result<(Vec<MethodScore>, Vec<Difference>)> {
         let found = self.answers.iter().map(|answers| self.score(answers)).collect::<Result<Vec<_>, _>>()?;
         let differences = self.differences(&found)?;
-        self.show(&found)?;
+        self.board.as_ref().map_or(Ok(()), |board| self.show(board, &found))?;
         Ok((found, differences))
     }
 
     /// Writes the scores to TensorBoard, unless another launcher holds the lock of the run.
-    fn show(&self, found: &[MethodScore]) -> Result<(), LaunchError> {
-        let BoardTarget { folder, step, lock_first } = &self.board;
+    fn show(&self, target: &BoardTarget, found: &[MethodScore]) -> Result<(), LaunchError> {
+        let BoardTarget { folder, step, lock_first, data } = target;
         let lock = lock_first.as_deref().map(RunLock::try_take_for_evaluation).transpose()?;
         if matches!(lock, Some(None)) {
             tracing::warn!("another launcher holds the run, so nothing is written to its TensorBoard files");
             return Ok(());
         }
         let mut board = Board::open_additional(folder, *step).map_err(LaunchError::reported)?;
-        self.write_to_board(&mut board, *step, found).map_err(LaunchError::reported)
+        self.write_to_board(&mut board, (*step, data), found).map_err(LaunchError::reported)
     }
 
     fn bootstrap(&self) -> Bootstrap {
@@ -149,7 +150,12 @@ impl ScoreTask {
 
     /// Writes to TensorBoard: every score under the tag `test/METHOD/SCORE`, a description of the data, and a map of
     /// the answers of each method except retrieval.
-    fn write_to_board(&self, board: &mut Board, step: u64, found: &[MethodScore]) -> Result<(), BoardError> {
+    fn write_to_board(
+        &self,
+        board: &mut Board,
+        (step, data): (u64, &str),
+        found: &[MethodScore],
+    ) -> Result<(), BoardError> {
         let mut scalars = Vec::new();
         for MethodScore { method, rating, .. } in found {
             let mut numbers: Vec<(String, f64)> =
@@ -160,7 +166,7 @@ impl ScoreTask {
         }
         let scalars: Vec<(&str, f64)> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
         board.scalars(step, &scalars)?;
-        board.text(step, "test/data", &self.data)?;
+        board.text(step, "test/data", data)?;
         for Answers { method, places, .. } in self.answers.iter().filter(|own| own.method != Method::Retrieval) {
             let pairs = self.truth.iter().zip(places).take(ANSWERS_MAX);
             let pairs: Vec<Answer> = pairs.map(|(truth, answer)| Answer { truth: *truth, answer: *answer }).collect();

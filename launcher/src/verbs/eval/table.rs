@@ -8,9 +8,10 @@ use locdiff_core::metrics::{Interval, NEAREST_K, Overlaps, Rating, Within};
 use locdiff_core::protocol::{EvalSummary, Method};
 use locdiff_core::tuning::Choice;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::gather::Gather;
-use super::published::Published;
+use super::published::{self, Published};
 use super::score::{BETTER_PART, Difference, MethodScore};
 use crate::terminal::{TableColumn, table, wrapped};
 
@@ -36,6 +37,9 @@ pub(super) struct Computed {
     pub(super) source: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) out_of_range: Option<usize>,
+    /// What a suite says about the row, such as its gallery or the degree of its run.
+    #[serde(flatten)]
+    pub(super) labels: Map<String, Value>,
 }
 
 /// The rows of an evaluation, one per method.
@@ -55,6 +59,7 @@ pub(super) fn computed(
             simulated: summary.is_simulated,
             source: "computed",
             out_of_range: (method == Method::LocdiffH).then_some(out_of_range),
+            labels: Map::new(),
         })
     };
     found.into_iter().map(row).collect()
@@ -73,25 +78,30 @@ pub(super) fn name(method: Method, summary: &EvalSummary) -> String {
     }
 }
 
-/// The tables as text, at most `width` columns wide: the accuracies with the median error, the other scores, and the
-/// 95 % intervals. The first two are combined into one table if it fits into `width`. The first line is `data`, a
-/// description of the data.
+/// The tables as text, at most `width` columns wide: the accuracies, the other scores, and the 95 % intervals. The first
+/// two are combined into one table if it fits into `width`; otherwise, the first has the median error if that fits. The
+/// first line is `data`, a description of the data.
 pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row], width: usize) -> String {
     let names: Vec<String> = rows.iter().map(Row::name).collect();
-    let accuracies = accuracy_columns(thresholds_km, rows);
+    let mut whole = accuracy_columns(thresholds_km, rows);
+    whole.extend(score_columns(rows));
+    let mut text = wrapped(data, 2, width) + "\n";
+    let fits = |columns: &usize| table(WITHIN, &names, &whole[..*columns], width).lines().count() == rows.len() + 1;
+    let accuracies = thresholds_km.len();
+    let first = [whole.len(), accuracies + 1].into_iter().find(fits).unwrap_or(accuracies);
+    text += &table(WITHIN, &names, &whole[..first], width);
+    let published: Vec<&Published> = rows.iter().filter_map(Row::published).collect();
+    for line in published::footnotes(&published) {
+        text += &(wrapped(&line, 2, width) + "\n");
+    }
     let scored: Vec<(String, &Rating)> = rows.iter().filter_map(|row| Some((row.name(), row.rating()?))).collect();
     let (scored_names, ratings): (Vec<String>, Vec<&Rating>) = scored.into_iter().unzip();
-    let scores = score_columns(&ratings);
-    let mut text = wrapped(data, 2, width) + "\n";
-    let whole: Vec<TableColumn> = accuracies.iter().chain(&padded(&scores, rows.len())).cloned().collect();
-    let one_table = table(WITHIN, &names, &whole, width);
-    let is_one = one_table.lines().count() == rows.len() + 1;
-    text += &if is_one { one_table } else { table(WITHIN, &names, &whole[..=thresholds_km.len()], width) };
-    if ratings.len() < rows.len() {
-        text += "* published in Table 1 of the paper\n";
-    }
-    if !is_one {
-        let _ = write!(text, "\n{}", table("other scores", &scored_names, &scores[1..], width));
+    if first < whole.len() {
+        let has_scores = |row: &&Row| row.spread()[0].is_some() || row.rating().is_some();
+        let kept: Vec<usize> = (0..rows.len()).filter(|row| has_scores(&&rows[*row])).collect();
+        let names: Vec<String> = kept.iter().map(|row| names[*row].clone()).collect();
+        let columns: Vec<TableColumn> = whole[first..].iter().map(|column| column.of_rows(&kept)).collect();
+        let _ = write!(text, "\n{}", table("other scores", &names, &columns, width));
     }
     // All methods are scored on the same true places, so they have the same ceiling.
     let ceiling = ratings.first().and_then(|rating| rating.coverage_ceiling).filter(|ceiling| *ceiling < 1.0);
@@ -122,29 +132,20 @@ fn accuracy_columns(thresholds_km: &[f64], rows: &[Row]) -> Vec<TableColumn> {
     thresholds_km.iter().enumerate().map(column).collect()
 }
 
-/// The columns to the right of the accuracies, the median first.
-fn score_columns(ratings: &[&Rating]) -> Vec<TableColumn> {
-    let column = |heading: &str, decimals: usize, value: fn(&Rating) -> Option<f64>| TableColumn {
+/// The columns to the right of the accuracies, the median first. Of these scores, published rows have at most density
+/// and coverage.
+fn score_columns(rows: &[Row]) -> Vec<TableColumn> {
+    let column = |heading: &str, decimals: usize, value: fn(&Row) -> Option<f64>| TableColumn {
         heading: heading.to_owned(),
-        cells: ratings.iter().map(|rating| number(value(rating), decimals)).collect(),
+        cells: rows.iter().map(|row| number(value(row), decimals)).collect(),
     };
     vec![
-        column("median km", 1, |rating| Some(rating.scores.median_km.value)),
-        column("mean km", 0, |rating| Some(rating.scores.mean_km.value)),
-        column("GeoScore", 0, |rating| Some(rating.scores.geo_score.value)),
-        column("density", 3, |rating| rating.density),
-        column("coverage", 3, |rating| rating.coverage),
+        column("median km", 1, |row| Some(row.rating()?.scores.median_km.value)),
+        column("mean km", 0, |row| Some(row.rating()?.scores.mean_km.value)),
+        column("GeoScore", 0, |row| Some(row.rating()?.scores.geo_score.value)),
+        column("density", 3, |row| row.spread()[0]),
+        column("coverage", 3, |row| row.spread()[1]),
     ]
-}
-
-/// The columns of the computed rows, with dashes for the published rows below them.
-fn padded(columns: &[TableColumn], rows: usize) -> Vec<TableColumn> {
-    let pad = |column: &TableColumn| {
-        let mut column = column.clone();
-        column.cells.resize(rows, "-".to_owned());
-        column
-    };
-    columns.iter().map(pad).collect()
 }
 
 fn interval_columns(thresholds_km: &[f64], ratings: &[&Rating]) -> Vec<TableColumn> {
@@ -242,7 +243,23 @@ impl Row {
     fn name(&self) -> String {
         match self {
             Self::Computed(row) => row.name.clone().unwrap_or_else(|| "predictions".to_owned()),
-            Self::Published(row) => format!("{} {} *", row.method, row.dataset),
+            Self::Published(row) => format!("{} {} {}", row.about.method, row.dataset, row.about.origin.mark()),
+        }
+    }
+
+    /// The published numbers; `None` in a computed row.
+    fn published(&self) -> Option<&Published> {
+        match self {
+            Self::Computed(_) => None,
+            Self::Published(row) => Some(row),
+        }
+    }
+
+    /// Density and coverage.
+    fn spread(&self) -> [Option<f64>; 2] {
+        match self {
+            Self::Computed(Computed { rating, .. }) => [rating.density, rating.coverage],
+            Self::Published(row) => [row.density, row.coverage],
         }
     }
 
@@ -259,20 +276,9 @@ impl Row {
 /// LocDiff's answer.
 pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> String {
     let mut text = String::new();
-    if let Some(first) = differences.first() {
-        let names: Vec<String> = differences.iter().map(difference_name).collect();
-        let column = |place: usize, cell: fn(Interval) -> String| TableColumn {
-            heading: format!("{} km", first.within[place].km),
-            cells: differences.iter().map(|difference| cell(difference.within[place].percent)).collect(),
-        };
-        let places = 0..first.within.len();
-        let values: Vec<TableColumn> =
-            places.clone().map(|place| column(place, |interval| format!("{:+.1}", interval.value))).collect();
-        let bounds: Vec<TableColumn> =
-            places.map(|place| column(place, |Interval { lo, hi, .. }| format!("{lo:+.1} to {hi:+.1}"))).collect();
-        let _ = write!(text, "\n{}", table("paired differences", &names, &values, width));
-        let _ = write!(text, "\n{}", table("95 % intervals", &names, &bounds, width));
-    }
+    let names: Vec<String> = differences.iter().map(difference_name).collect();
+    let within: Vec<&[Within]> = differences.iter().map(|difference| difference.within.as_slice()).collect();
+    text += &paired(&names, &within, width);
     for difference in differences.iter().filter(|difference| difference.less != BETTER_PART) {
         let is_worse = |at: &&Within| at.percent.hi < 0.0;
         let worse: Vec<String> = difference.within.iter().filter(is_worse).map(|at| at.km.to_string()).collect();
@@ -291,6 +297,25 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
         let _ = write!(text, "\n{}\n", wrapped(&line, 2, width));
     }
     text
+}
+
+/// A table of paired differences between methods, and one of their intervals. `within` has the differences of the
+/// accuracies for each of `names`. "" if there are none.
+pub(super) fn paired(names: &[String], within: &[&[Within]], width: usize) -> String {
+    let Some(first) = within.first() else { return String::new() };
+    let column = |place: usize, cell: fn(Interval) -> String| TableColumn {
+        heading: format!("{} km", first[place].km),
+        cells: within.iter().map(|difference| cell(difference[place].percent)).collect(),
+    };
+    let places = 0..first.len();
+    let values: Vec<TableColumn> =
+        places.clone().map(|place| column(place, |interval| format!("{:+.1}", interval.value))).collect();
+    let bounds: Vec<TableColumn> =
+        places.map(|place| column(place, |Interval { lo, hi, .. }| format!("{lo:+.1} to {hi:+.1}"))).collect();
+    let (values, bounds) = [("paired differences", values), ("95 % intervals", bounds)]
+        .map(|(first, columns)| table(first, names, &columns, width))
+        .into();
+    format!("\n{values}\n{bounds}")
 }
 
 /// The lines about test places near training places and gallery points.
@@ -321,6 +346,7 @@ mod tests {
     use locdiff_core::metrics::{Bootstrap, PlaceGroups, THRESHOLDS_KM, compare, rate};
 
     use super::*;
+    use crate::cli::Suite;
     use crate::verbs::eval::published::rows_for;
 
     #[test]
@@ -345,11 +371,12 @@ mod tests {
                 simulated: false,
                 source: "computed",
                 out_of_range: None,
+                labels: Map::new(),
             })
         };
         let methods = [(Method::Retrieval, "nearest training photos"), (Method::LocdiffH, "LocDiff-H (L = 15)")];
         let rows = methods.into_iter().map(|(method, name)| computed(method, name));
-        rows.chain(rows_for(&THRESHOLDS_KM).into_iter().map(Row::Published)).collect()
+        rows.chain(rows_for(Suite::Main, &THRESHOLDS_KM).into_iter().map(Row::Published)).collect()
     }
 
     #[test]

@@ -11,15 +11,15 @@ use locdiff_core::tables;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::table::photo_kind;
-use super::truth::TestPlaces;
 use crate::cli::Global;
 use crate::error::LaunchError;
 use crate::output::Output;
 use crate::supervisor::Supervisor;
 use crate::terminal::{width, wrapped};
+use crate::verbs::eval::table::photo_kind;
+use crate::verbs::eval::truth::TestPlaces;
 use crate::verbs::paths::{geoclip_gallery, require_file};
-use crate::verbs::resolve;
+use crate::verbs::resolve_with_run;
 
 /// The radii around a test place, km.
 const RADII_KM: [f64; 2] = [1.0, 25.0];
@@ -49,7 +49,7 @@ struct BiasRow {
 
 /// Counts and prints the table.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
-    let config = resolve(global)?.config;
+    let config = resolve_with_run(global)?.config;
     let file = match config.retrieval.gallery.as_str() {
         "" => geoclip_gallery(&config.retrieval.geoclip)?,
         file => PathBuf::from(file),

@@ -8,11 +8,11 @@ use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{plan, run_repeatable};
 use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
 use crate::supervisor::GangResult;
+use crate::verbs::{plan, run_repeatable};
 
 /// Number of points per degree. With this many points, the standard error of the mean is 0.5 %.
 const POINTS: u32 = 10_000;
