@@ -10,6 +10,7 @@ mod geoclip;
 mod locations;
 mod paths;
 mod perturbation;
+mod report;
 mod restarts;
 mod runs;
 mod shards;
@@ -64,6 +65,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Checkpoint(verb) => checkpoint::run(verb, global, output),
         Verb::Geoclip(verb) => geoclip::run(verb, global, output),
         Verb::Doctor => doctor::run(global, output),
+        Verb::Report { runs, out, overwrite } => report::run(runs, out.as_deref(), *overwrite, global, output),
         Verb::Predict { .. } => not_yet("predict", global),
         Verb::Status => status::run(global, output),
         Verb::Runs => runs::run(global, output),

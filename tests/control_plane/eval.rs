@@ -10,4 +10,5 @@ mod heads;
 mod known_places;
 mod predictions;
 mod refusals;
+mod report;
 mod support;
