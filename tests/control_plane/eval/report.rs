@@ -244,6 +244,9 @@ fn runs_with_other_photos_are_shown_together_but_not_compared() {
 fn large_pages_show_some_photos_and_say_so() {
     let stage = Stage::new(Worker::None);
     hostile_run(&stage, "large", 70_000, 0.5);
+    let images: Vec<Value> = (0..101).map(|at| json!({ "id": at.to_string() })).collect();
+    let file = stage.path().join("checkpoints/large/eval/images.json");
+    std::fs::write(file, json!({ "images": images }).to_string()).expect("the test folder is writable");
     stage.run("report checkpoints/large --out there").exits_with(ExitCode::Success);
     let found = read_json(&stage.path().join("there/report.json"));
     let set = &found["photo_sets"][0];
@@ -251,6 +254,8 @@ fn large_pages_show_some_photos_and_say_so() {
     let note = found["notes"][0].as_str().expect("the report says that photos are left out");
     assert!(note.starts_with("the map shows 60000 of 70000 photos"), "{note}");
     assert_eq!(found["systems"][0]["answers"].as_array().map(Vec::len), Some(120_000));
+    let note = "large: the page shows the samples of the first 100 of 101 photos that have any";
+    assert_eq!((&found["notes"][1], found["images"].as_array().map(Vec::len)), (&json!(note), Some(100)));
 }
 
 #[test]
