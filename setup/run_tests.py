@@ -237,6 +237,8 @@ def run(libtorch_set, cuda_link):
         timed("CUDA link", cuda.finish)
     else:
         log("CUDA link: not needed for this variant")
+    # Says so if there is no browser, because the tests that need one are then skipped.
+    children.wait(children.start([sys.executable, "-B", "tests/browse.py", "--find"]))
     quick, long = test_commands()
     timed("tests", quick)
     unless_unchanged("long-tests", whole_project(), long)

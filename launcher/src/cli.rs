@@ -97,6 +97,19 @@ pub enum Verb {
     Eval(EvalRequest),
     /// Find the places of photos from their embeddings. A command that was interrupted goes on when it is repeated.
     Predict(PredictRequest),
+    /// Write the report of an evaluated run again, or compare several runs: Markdown, JSON, and one HTML page.
+    Report {
+        /// Folders or names of evaluated runs; default: the run that --run names, else the newest run with a
+        /// checkpoint. All runs are compared with the first.
+        #[arg(value_name = "RUN")]
+        runs: Vec<PathBuf>,
+        /// Folder to create for the report; default: RUN/eval for one run, else `report`.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Replace the files of the report in DIR if DIR exists.
+        #[arg(long)]
+        overwrite: bool,
+    },
     /// Create, check and inspect shards of embeddings.
     #[command(subcommand)]
     Shards(ShardsVerb),

@@ -10,6 +10,7 @@ mod geoclip;
 mod locations;
 mod paths;
 mod predict;
+mod report;
 mod restarts;
 mod runs;
 mod shards;
@@ -65,6 +66,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Geoclip(verb) => geoclip::run(verb, global, output),
         Verb::Doctor => doctor::run(global, output),
         Verb::Predict(request) => predict::run(request, global, output),
+        Verb::Report { runs, out, overwrite } => report::run(runs, out.as_deref(), *overwrite, global, output),
         Verb::Status => status::run(global, output),
         Verb::Runs => runs::run(global, output),
     }

@@ -11,5 +11,6 @@ mod known_places;
 mod predict;
 mod predictions;
 mod refusals;
+mod report;
 mod suites;
 mod support;

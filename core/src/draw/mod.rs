@@ -24,4 +24,4 @@ pub use answers::{ANSWERS_MAX, Answer, answers_map};
 pub use curves::distance_curves;
 pub use density::{Frame, density_strip, field_points};
 pub use png::Picture;
-pub use world::is_land;
+pub use world::{is_land, land_outlines};

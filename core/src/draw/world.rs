@@ -36,6 +36,12 @@ fn rings(text: &str) -> Vec<Vec<[f64; 2]>> {
     lines.map(|line| line.split_whitespace().map(point).collect()).collect()
 }
 
+/// The outlines of land as closed rings of (longitude, latitude) in degrees. Longitudes continue beyond ±180° where a
+/// ring crosses that meridian.
+pub fn land_outlines() -> &'static [Vec<[f64; 2]>] {
+    &LAND
+}
+
 /// The band of [`EDGES`] that a latitude is in.
 fn band(latitude: f64) -> usize {
     (latitude + 90.0) as usize

@@ -9,6 +9,7 @@
 //! - `event`: the protobuf messages.
 //! - `record`: the TFRecord framing of messages in a file.
 //! - `resume`: trims the event files of earlier attempts when a run resumes.
+//! - [`read_scalars`]: reads the scalars of a run back.
 //!
 //! Invariants: steps never decrease within a file. Training records no value twice for the same step, no matter how the
 //! earlier attempts of a run ended.
@@ -22,10 +23,12 @@ mod histogram;
 mod hparams;
 mod record;
 mod resume;
+mod scalars;
 mod steady;
 
 pub use board::{Board, Value, board_folder};
 pub use error::BoardError;
 pub use histogram::Histogram;
 pub use hparams::{Hyperparameter, Hyperparameters};
+pub use scalars::{ScalarCurves, read_scalars};
 pub use steady::SteadyBoard;

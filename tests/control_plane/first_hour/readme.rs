@@ -50,6 +50,7 @@ fn readme_commands_run_from_top_to_bottom() {
         ("train", "is at its last step, 4 of 4"),
         ("runs", "4 of 4"),
         ("eval --hybrid", "LocDiff-H"),
+        ("report", "eval/report.html"),
         ("checkpoint list", "step-00000004"),
         ("checkpoint export", "averaged weights of step 4"),
     ];

@@ -30,6 +30,7 @@ use crate::terminal::{Display, width, wrapped};
 use crate::verbs::checkpoint::checkpoint_at;
 use crate::verbs::locations::require_shards;
 use crate::verbs::paths::require_file;
+use crate::verbs::report::write_beside;
 use crate::verbs::restarts::try_again;
 
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
@@ -103,10 +104,11 @@ impl Evaluation<'_> {
         let heading = format!("{}{head}\n", self.checkpoint.path.display());
         let report = folder.write_report(&result, &(heading + &text(REPORT_WIDTH)), &config)?;
         self.output.print(&text(width()));
+        let run = self.run.to_owned();
+        let page = self.supervisor.compute(move || write_beside(&run))?;
         let answers = folder.answers_path(best);
-        for (what, path) in
-            [("answers", answers)].into_iter().chain(plot.map(|plot| ("plot", plot))).chain([("report", report)])
-        {
+        let paths = [("answers", answers)].into_iter().chain(plot.map(|plot| ("plot", plot)));
+        for (what, path) in paths.chain([("report", report), ("page", page)]) {
             self.output.print(&format!("{what}:\n  {}", path.display()));
         }
         Ok(result)

@@ -8,6 +8,8 @@
 //! accuracy-by-distance.svg  accuracies over the distance to the nearest training photo
 //! table.json                the JSON result, as `--json` prints it
 //! report.txt                the table and the configuration
+//! report.html               the report as a page, from all files of this folder (`verbs::report`)
+//! report.md, report.json    the same as Markdown and as JSON
 //! lock                      locked by the evaluation that writes to this folder
 //! tuned.toml                settings of LocDiff-H chosen by `eval --tune` and used by `eval --hybrid`
 //! tuned-even.toml           the same, for `eval.prior = "even"`

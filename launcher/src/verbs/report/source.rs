@@ -1,0 +1,201 @@
+//! Reads an evaluated run: the files in `RUN/eval/`, the configuration, and the curves in the TensorBoard files.
+//!
+//! Two parts are optional. `table.json` may have an object `calibration`, and `images.json` may hold single photos with
+//! their samples, alternatives and densities. docs/OPERATIONS.md specifies both.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use locdiff_core::config::{self, Layer, RunConfig};
+use locdiff_core::geo::Place;
+use locdiff_core::tables::{ColumnNames, TableReader};
+use locdiff_core::tensorboard::{ScalarCurves, board_folder, read_scalars};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::{LaunchError, refuse, reported};
+use crate::run_folder::CONFIG;
+
+/// A run with the files of its last evaluation.
+#[derive(Debug)]
+pub(super) struct EvaluatedRun {
+    /// Name of the run's folder.
+    pub(super) name: String,
+    pub(super) folder: PathBuf,
+    pub(super) config: RunConfig,
+    /// The JSON result of the evaluation.
+    pub(super) table: Value,
+    /// The ids and true places of the photos, in the order of the data.
+    pub(super) truth: PlacedIds,
+    /// The methods and their answers, in the order of the photos.
+    pub(super) answers: Vec<(String, Vec<Place>)>,
+    pub(super) curves: ScalarCurves,
+    pub(super) calibration: Option<Calibration>,
+    pub(super) images: Vec<PhotoDetail>,
+}
+
+/// Ids and places.
+#[derive(Debug, PartialEq)]
+pub(super) struct PlacedIds {
+    pub(super) ids: Vec<String>,
+    pub(super) places: Vec<Place>,
+}
+
+/// How often the truth is within the predicted radius.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Calibration {
+    pub(super) rows: Vec<CalibrationRow>,
+}
+
+/// One level of a calibration. All values are shares between 0 and 1.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct CalibrationRow {
+    /// The probability with which the radius should hold the truth.
+    pub(super) level: f64,
+    /// The share of photos whose radius holds the truth, with its 95 % interval.
+    pub(super) share: f64,
+    pub(super) lo: f64,
+    pub(super) hi: f64,
+}
+
+/// A photo with everything that was sampled for it. Places are pairs of latitude and longitude.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct PhotoDetail {
+    id: String,
+    truth: Option<[f64; 2]>,
+    answer: Option<[f64; 2]>,
+    #[serde(default)]
+    samples: Vec<[f64; 2]>,
+    #[serde(default)]
+    alternatives: Vec<Alternative>,
+    #[serde(default)]
+    steps: Vec<DensityStep>,
+}
+
+/// Another possible answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Alternative {
+    lat: f64,
+    lon: f64,
+    weight: f64,
+}
+
+/// The density at one denoising step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct DensityStep {
+    /// The diffusion timestep.
+    t: u64,
+    /// Height of a cell, degrees of latitude.
+    #[serde(default = "default_cell_degrees")]
+    cell_degrees: f64,
+    /// Latitude and longitude of the middle of each cell, and its density.
+    cells: Vec<[f64; 3]>,
+}
+
+fn default_cell_degrees() -> f64 {
+    2.0
+}
+
+#[derive(Deserialize)]
+struct ImagesFile {
+    images: Vec<PhotoDetail>,
+}
+
+impl EvaluatedRun {
+    /// Reads the run in `folder`. Fails if the run has not been evaluated.
+    pub(super) fn read(folder: &Path) -> Result<Self, LaunchError> {
+        let absolute = std::path::absolute(folder).map_err(LaunchError::at(folder))?;
+        let name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let eval = folder.join("eval");
+        let Some(table) = read_json::<Value>(&eval.join("table.json"))? else {
+            refuse!(
+                NoData,
+                "run {} has not been evaluated: there is no {}; evaluate it with `locdiff-launch --run {name} eval`",
+                folder.display(),
+                eval.join("table.json").display()
+            );
+        };
+        let calibration =
+            match table.get("calibration") {
+                None | Some(Value::Null) => None,
+                Some(found) => Some(Calibration::deserialize(found).map_err(|error| {
+                    reported!(BadData, "{}: calibration: {error}", eval.join("table.json").display())
+                })?),
+            };
+        let truth = read_places(&eval.join("truth.csv"))?;
+        let answers = read_answers(&eval, &truth)?;
+        let images = read_json::<ImagesFile>(&eval.join("images.json"))?.map_or_else(Vec::new, |file| file.images);
+        Ok(Self {
+            config: config::load(&[Layer::File(folder.join(CONFIG))])?.config,
+            curves: read_scalars(&board_folder(folder)).map_err(LaunchError::reported)?,
+            folder: folder.to_owned(),
+            name,
+            table,
+            truth,
+            answers,
+            calibration,
+            images,
+        })
+    }
+
+    /// The rows of the table that were computed, or those that were published.
+    pub(super) fn rows<'a>(&'a self, source: &'a str) -> impl Iterator<Item = &'a Value> {
+        let rows = self.table["rows"].as_array().into_iter().flatten();
+        rows.filter(move |row| row["source"].as_str().unwrap_or("computed") == source)
+    }
+
+    /// The name of a method in the table; the method itself if the table does not have it.
+    pub(super) fn method_name(&self, method: &str) -> String {
+        let row = self.rows("computed").find(|row| row["method"] == method);
+        row.and_then(|row| row["name"].as_str()).unwrap_or(method).to_owned()
+    }
+}
+
+/// Reads a JSON file. `None` if it does not exist.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LaunchError> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(LaunchError::at(path)(error)),
+        Ok(bytes) => match serde_json::from_slice(&bytes) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => Err(reported!(BadData, "{}: {error}", path.display())),
+        },
+    }
+}
+
+fn read_places(path: &Path) -> Result<PlacedIds, LaunchError> {
+    let reader = TableReader::open(path, ColumnNames::default(), true).map_err(LaunchError::reported)?;
+    let (mut ids, mut places) = (Vec::new(), Vec::new());
+    for row in reader {
+        let row = row.map_err(LaunchError::reported)?;
+        ids.push(row.id.unwrap_or_default());
+        places.push(row.place);
+    }
+    Ok(PlacedIds { ids, places })
+}
+
+/// Reads every `predictions-METHOD.csv`, in the order of the table. Each file must have the ids of the truth.
+fn read_answers(eval: &Path, truth: &PlacedIds) -> Result<Vec<(String, Vec<Place>)>, LaunchError> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(eval).map_err(LaunchError::at(eval))? {
+        let path = entry.map_err(LaunchError::at(eval))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let method = name.strip_prefix("predictions-").and_then(|name| name.strip_suffix(".csv"));
+        let Some(method) = method.map(str::to_owned) else { continue };
+        let PlacedIds { ids, places } = read_places(&path)?;
+        if ids != truth.ids {
+            refuse!(
+                BadData,
+                "{}: its ids are not those of truth.csv, in the same order; evaluate the run again",
+                path.display()
+            );
+        }
+        found.push((method, places));
+    }
+    // The order of the results table, in which LocDiff-H is last.
+    const ORDER: [&str; 4] = ["retrieval", "retrieval-consensus", "locdiff", "locdiff-h"];
+    let rank = |method: &str| ORDER.iter().position(|known| *known == method).unwrap_or(ORDER.len());
+    found.sort_by_key(|(method, _)| (rank(method), method.clone()));
+    Ok(found)
+}

@@ -1,0 +1,272 @@
+//! The tables of a report, before they become Markdown or HTML. Nothing in them is escaped.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::content::{ReportContent, RunFacts};
+
+/// A table of text.
+#[derive(Debug)]
+pub(super) struct TextTable {
+    pub(super) title: &'static str,
+    /// A sentence that explains the table; may be empty.
+    pub(super) note: String,
+    pub(super) headings: Vec<String>,
+    pub(super) rows: Vec<TextRow>,
+    /// Whether the cells are text, which is aligned to the left, instead of numbers.
+    pub(super) is_text: bool,
+}
+
+/// A row of a table. The first cell is the name of the row.
+#[derive(Debug)]
+pub(super) struct TextRow {
+    pub(super) cells: Vec<TextCell>,
+    pub(super) group: RowGroup,
+}
+
+/// The part of a table that a row belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RowGroup {
+    /// The table has only one part.
+    Whole,
+    /// The rows of a run.
+    Run(String),
+    /// Numbers that others published, instead of computed here.
+    Published,
+}
+
+/// A cell: its text and, for a number with an interval, the interval.
+#[derive(Debug, Default)]
+pub(super) struct TextCell {
+    pub(super) text: String,
+    pub(super) interval: Option<String>,
+}
+
+impl TextCell {
+    fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), interval: None }
+    }
+}
+
+const INTERVALS: &str = "Below each number is its 95 % interval, from a bootstrap over places.";
+
+/// The results of all runs, and the published rows.
+pub(super) fn results(content: &ReportContent) -> TextTable {
+    let has_published = content.rows.iter().any(is_published);
+    let mut headings = vec!["% of photos within".to_owned()];
+    headings.extend(content.thresholds_km.iter().map(|km| format!("{km} km")));
+    headings.extend(["median km", "mean km", "GeoScore", "density", "coverage"].map(str::to_owned));
+    let row = |row: &Value| {
+        let published = is_published(row);
+        let text = |key: &str| row[key].as_str().unwrap_or_default();
+        let name = row["name"].as_str().unwrap_or(text("method"));
+        let name = if published { format!("{name}, {}", text("dataset")) } else { name.to_owned() };
+        let mut cells = vec![TextCell::new(name)];
+        cells.extend(content.thresholds_km.iter().map(|km| number(row, &format!("acc_{km}km"), 1, false)));
+        let others = [("median_km", 1), ("mean_km", 0), ("geo_score", 0), ("density", 3), ("coverage", 3)];
+        cells.extend(others.map(|(key, decimals)| number(row, key, decimals, false)));
+        TextRow { cells, group: if published { RowGroup::Published } else { group_of(content, row) } }
+    };
+    let published =
+        if has_published { " Published rows are not computed here; they may belong to other photos." } else { "" };
+    TextTable {
+        title: "Results",
+        note: format!("{INTERVALS}{published}"),
+        headings,
+        rows: content.rows.iter().map(row).collect(),
+        is_text: false,
+    }
+}
+
+/// The tables below the results. Tables without rows are left out.
+pub(super) fn others(content: &ReportContent) -> Vec<TextTable> {
+    let found = [differences(content), between_runs(content), settings(content), facts(content)];
+    found.into_iter().filter(|table| !table.rows.is_empty()).collect()
+}
+
+/// LocDiff-H minus its parts.
+fn differences(content: &ReportContent) -> TextTable {
+    let name_of = |run: &Value, method: &str| {
+        let row = content.rows.iter().find(|row| row["run"] == *run && row["method"] == method);
+        row.and_then(|row| row["name"].as_str()).unwrap_or(method).to_owned()
+    };
+    let name = |row: &Value| {
+        let parts = ["method", "less"].map(|key| name_of(&row["run"], row[key].as_str().unwrap_or_default()));
+        format!("{} minus {}", parts[0], parts[1])
+    };
+    let row = |row: &Value| TextRow { group: group_of(content, row), ..signed(content, name(row), row) };
+    let rows = content.differences.iter().map(row);
+    TextTable {
+        title: "Paired differences",
+        note: "Percentage points; intervals are paired, because both methods located the same photos.".to_owned(),
+        headings: signed_headings(content),
+        rows: rows.collect(),
+        is_text: false,
+    }
+}
+
+/// Each run minus the first one.
+fn between_runs(content: &ReportContent) -> TextTable {
+    let rows = content.between_runs.iter().map(|row| {
+        let name = format!("{}: {} minus {}", row.name, row.run, row.less);
+        signed(content, name, &json_of(row))
+    });
+    TextTable {
+        title: "Runs compared",
+        note: "Percentage points; intervals are paired, because both runs located the same photos.".to_owned(),
+        headings: signed_headings(content),
+        rows: rows.collect(),
+        is_text: false,
+    }
+}
+
+fn signed_headings(content: &ReportContent) -> Vec<String> {
+    let distances = content.thresholds_km.iter().map(|km| format!("{km} km"));
+    std::iter::once("difference".to_owned()).chain(distances).chain(["GeoScore".to_owned()]).collect()
+}
+
+fn signed(content: &ReportContent, name: String, row: &Value) -> TextRow {
+    let mut cells = vec![TextCell::new(name)];
+    cells.extend(content.thresholds_km.iter().map(|km| number(row, &format!("acc_{km}km"), 1, true)));
+    cells.push(number(row, "geo_score", 0, true));
+    TextRow { cells, group: RowGroup::Whole }
+}
+
+fn settings(content: &ReportContent) -> TextTable {
+    let names = content.runs.iter().map(|run| run.name.clone());
+    let row = |row: &super::content::SettingRow| {
+        let cells = std::iter::once(&row.key).chain(&row.values).map(TextCell::new).collect();
+        TextRow { cells, group: RowGroup::Whole }
+    };
+    TextTable {
+        title: "Settings that differ",
+        note: String::new(),
+        headings: std::iter::once("field".to_owned()).chain(names).collect(),
+        rows: content.settings.iter().map(row).collect(),
+        is_text: true,
+    }
+}
+
+/// What was evaluated, one column per run.
+fn facts(content: &ReportContent) -> TextTable {
+    type Fact = fn(&RunFacts) -> String;
+    let facts: [(&str, Fact); 11] = [
+        ("folder", |run| run.folder.clone()),
+        ("checkpoint", |run| run.checkpoint.clone()),
+        ("training steps", |run| run.step.map(|step| step.to_string()).unwrap_or_default()),
+        ("degree L", |run| run.degree.map(|degree| degree.to_string()).unwrap_or_default()),
+        ("test data", |run| run.dataset.clone()),
+        ("photos", |run| {
+            format!("{} {}", run.photos, if run.simulated { "(simulated)" } else { "" }).trim().to_owned()
+        }),
+        ("places", |run| run.places.to_string()),
+        ("origin", |run| run.source.clone().unwrap_or_default()),
+        ("retrieval head", |run| run.head.clone().unwrap_or_default()),
+        ("gallery left out within", |run| match run.exclude_km {
+            Some(km) if km > 0.0 => format!("{km} km"),
+            _ => String::new(),
+        }),
+        ("test places near training places", |run| overlap(&run.overlap["training"])),
+    ];
+    let row = |(name, fact): &(&str, Fact)| {
+        let values: Vec<String> = content.runs.iter().map(fact).collect();
+        let is_known = values.iter().any(|value| !value.is_empty());
+        let cells = std::iter::once((*name).to_owned()).chain(values).map(TextCell::new).collect();
+        is_known.then_some(TextRow { cells, group: RowGroup::Whole })
+    };
+    let names = content.runs.iter().map(|run| run.name.clone());
+    TextTable {
+        title: "Runs",
+        note: String::new(),
+        headings: std::iter::once(String::new()).chain(names).collect(),
+        rows: facts.iter().filter_map(row).collect(),
+        is_text: true,
+    }
+}
+
+fn overlap(found: &Value) -> String {
+    let count = |key: &str| found[key].as_u64();
+    match (count("within_100m"), count("within_1km"), count("places")) {
+        (Some(near), Some(far), Some(all)) => format!("{near} within 100 m and {far} within 1 km, of {all}"),
+        _ => String::new(),
+    }
+}
+
+/// How often predicted radii hold the truth. `None` if no run was calibrated.
+pub(super) fn calibration(content: &ReportContent) -> Option<TextTable> {
+    let rows = content.calibration.iter().flat_map(|run| {
+        let name = content.runs.get(run.run).map(|run| run.name.clone()).unwrap_or_default();
+        run.calibration.rows.iter().map(move |row| {
+            let percent = |share: f64| format!("{:.1}", 100.0 * share);
+            let interval = Some(format!("{} to {}", percent(row.lo), percent(row.hi)));
+            let cells = vec![
+                TextCell::new(name.clone()),
+                TextCell::new(percent(row.level)),
+                TextCell { text: percent(row.share), interval },
+            ];
+            TextRow { cells, group: RowGroup::Whole }
+        })
+    });
+    let rows: Vec<TextRow> = rows.collect();
+    (!rows.is_empty()).then(|| TextTable {
+        title: "Calibration",
+        note: "How often the truth is within the predicted radius.".to_owned(),
+        headings: ["run", "% wanted", "% found"].map(str::to_owned).to_vec(),
+        rows,
+        is_text: false,
+    })
+}
+
+/// The last values of the training curves. `None` if no run has any.
+pub(super) fn training(content: &ReportContent) -> Option<TextTable> {
+    let mut tags: Vec<&String> = content.training.iter().flat_map(|run| run.curves.keys()).collect();
+    tags.retain(|tag| !tag.starts_with("train/"));
+    tags.sort();
+    tags.dedup();
+    let last = |run: &super::content::TrainingCurves, tag: &String| {
+        let (step, value) = run.curves.get(tag)?.last()?;
+        Some(format!("{} (step {step})", (*value)?))
+    };
+    let row = |tag: &&String| {
+        let values = content.training.iter().map(|run| TextCell::new(last(run, tag).unwrap_or_else(|| "-".to_owned())));
+        TextRow { cells: std::iter::once(TextCell::new(*tag)).chain(values).collect(), group: RowGroup::Whole }
+    };
+    let names = content.training.iter().filter_map(|run| content.runs.get(run.run)).map(|run| run.name.clone());
+    (!tags.is_empty()).then(|| TextTable {
+        title: "Training",
+        note: "The last value of each curve.".to_owned(),
+        headings: std::iter::once("curve".to_owned()).chain(names).collect(),
+        rows: tags.iter().map(row).collect(),
+        is_text: true,
+    })
+}
+
+/// The group of a row of a run. If the report is about one run, there are no groups.
+fn group_of(content: &ReportContent, row: &Value) -> RowGroup {
+    match row["run"].as_str() {
+        Some(run) if content.runs.len() > 1 => RowGroup::Run(run.to_owned()),
+        _ => RowGroup::Whole,
+    }
+}
+
+fn is_published(row: &Value) -> bool {
+    row["source"] == "published"
+}
+
+/// The number `key` of a row, with the interval from `key_lo` to `key_hi` if the row has one.
+fn number(row: &Value, key: &str, decimals: usize, is_signed: bool) -> TextCell {
+    let text = |value: f64| if is_signed { format!("{value:+.decimals$}") } else { format!("{value:.decimals$}") };
+    let Some(value) = row[key].as_f64() else { return TextCell::new("-") };
+    // Published numbers keep all their digits.
+    let shown = if is_published(row) && text(value).parse() != Ok(value) { value.to_string() } else { text(value) };
+    let bounds = ["lo", "hi"].map(|end| row[format!("{key}_{end}")].as_f64().map(text));
+    let interval = match bounds {
+        [Some(lo), Some(hi)] => Some(format!("{lo} to {hi}")),
+        _ => None,
+    };
+    TextCell { text: shown, interval }
+}
+
+fn json_of(row: &impl Serialize) -> Value {
+    serde_json::to_value(row).expect("a row can be written as JSON")
+}
