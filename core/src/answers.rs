@@ -59,12 +59,12 @@ pub struct WrittenRow {
 /// Writes predictions to a file or to a stream.
 pub struct AnswerWriter {
     path: PathBuf,
-    target: Target,
+    target: Sink,
     with_samples: bool,
     rows: u64,
 }
 
-enum Target {
+enum Sink {
     Text(AnswerFormat, Box<dyn Write>),
     Parquet { writer: Box<ArrowWriter<File>>, waiting: Vec<WrittenRow> },
 }
@@ -76,26 +76,26 @@ impl AnswerWriter {
         let target = match format {
             AnswerFormat::Parquet => {
                 let writer = ArrowWriter::try_new(file, schema(with_samples), None).map_err(failed(path))?;
-                Target::Parquet { writer: Box::new(writer), waiting: Vec::new() }
+                Sink::Parquet { writer: Box::new(writer), waiting: Vec::new() }
             }
-            text => Target::Text(text, Box::new(BufWriter::new(file))),
+            text => Sink::Text(text, Box::new(BufWriter::new(file))),
         };
         Self { path: path.to_owned(), target, with_samples, rows: 0 }.begun()
     }
 
     /// Writes one JSON object per line to `out`.
     pub fn lines(out: Box<dyn Write>, with_samples: bool) -> Self {
-        let target = Target::Text(AnswerFormat::Lines, out);
+        let target = Sink::Text(AnswerFormat::Lines, out);
         Self { path: PathBuf::from("stdout"), target, with_samples, rows: 0 }
     }
 
     fn begun(mut self) -> Result<Self, FileError> {
         let samples = if self.with_samples { ",samples" } else { "" };
         match &mut self.target {
-            Target::Text(AnswerFormat::Csv, out) => {
+            Sink::Text(AnswerFormat::Csv, out) => {
                 writeln!(out, "id,lat,lon,radius_50_km,radius_90_km,weight,alternatives{samples}")
             }
-            Target::Text(AnswerFormat::Geojson, out) => {
+            Sink::Text(AnswerFormat::Geojson, out) => {
                 writeln!(out, "{{\"type\":\"FeatureCollection\",\"features\":[")
             }
             _ => Ok(()),
@@ -109,14 +109,14 @@ impl AnswerWriter {
         let (is_first, with_samples) = (self.rows == 0, self.with_samples);
         self.rows += 1;
         match &mut self.target {
-            Target::Parquet { writer, waiting } => {
+            Sink::Parquet { writer, waiting } => {
                 waiting.push(row);
                 if waiting.len() < GROUP_ROWS {
                     return Ok(());
                 }
                 write_group(writer, waiting, with_samples).map_err(failed(&self.path))
             }
-            Target::Text(format, out) => {
+            Sink::Text(format, out) => {
                 let text = match format {
                     AnswerFormat::Csv => csv_line(&row, with_samples),
                     AnswerFormat::Geojson => {
@@ -132,11 +132,11 @@ impl AnswerWriter {
     /// Writes what is left. Returns the number of rows.
     pub fn finish(self) -> Result<u64, FileError> {
         match self.target {
-            Target::Parquet { mut writer, mut waiting } => {
+            Sink::Parquet { mut writer, mut waiting } => {
                 write_group(&mut writer, &mut waiting, self.with_samples).map_err(failed(&self.path))?;
                 writer.close().map_err(failed(&self.path))?;
             }
-            Target::Text(format, mut out) => {
+            Sink::Text(format, mut out) => {
                 let end = if format == AnswerFormat::Geojson { "\n]}\n" } else { "" };
                 out.write_all(end.as_bytes()).and_then(|()| out.flush()).map_err(FileError::at(&self.path))?;
             }

@@ -43,7 +43,7 @@ const POLL: Duration = Duration::from_millis(100);
 pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
     // Without --out, stdout is for the answers.
     let output = if request.out.is_none() { Output { json: true } } else { output };
-    let target = Target::new(request)?;
+    let target = Destination::new(request)?;
     hold_signals()?;
     // `_use` keeps a launcher that trains the same run from removing the checkpoint meanwhile.
     let (run, checkpoint, _use, mut resolved) = eval::find(global, request.hybrid, output)?;
@@ -120,7 +120,7 @@ fn write_piece(path: &Path, calibration: Option<&Calibration>, writer: &mut Answ
 }
 
 /// Where the answers go.
-struct Target {
+struct Destination {
     out: Option<(PathBuf, AnswerFormat)>,
     /// The folder of complete pieces.
     partial: PathBuf,
@@ -128,7 +128,7 @@ struct Target {
     _temporary: Option<tempfile::TempDir>,
 }
 
-impl Target {
+impl Destination {
     fn new(request: &PredictRequest) -> Result<Self, LaunchError> {
         let Some(out) = &request.out else {
             let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;

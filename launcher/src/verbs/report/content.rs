@@ -10,7 +10,7 @@ use locdiff_core::metrics::{NamedIntervals, PlaceGroups, THRESHOLDS_KM, compare}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::source::{Calibration, EvaluatedRun, PhotoDetail};
+use super::source::{CalibrationTable, EvaluatedRun, PhotoDetail};
 use super::systems::{PhotoSet, System, bootstrap, curve_km, photo_set, shown, system, vectors};
 use crate::error::{LaunchError, reported};
 
@@ -96,7 +96,7 @@ pub(super) struct SettingRow {
 pub(super) struct RunCalibration {
     pub(super) run: usize,
     #[serde(flatten)]
-    pub(super) calibration: Calibration,
+    pub(super) calibration: CalibrationTable,
 }
 
 /// The training curves of a run: step and value of each point. A value that is not finite is `None`.

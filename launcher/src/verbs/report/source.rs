@@ -31,7 +31,7 @@ pub(super) struct EvaluatedRun {
     /// The methods and their answers, in the order of the photos.
     pub(super) answers: Vec<(String, Vec<Place>)>,
     pub(super) curves: ScalarCurves,
-    pub(super) calibration: Option<Calibration>,
+    pub(super) calibration: Option<CalibrationTable>,
     pub(super) images: Vec<PhotoDetail>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct PlacedIds {
 
 /// How often the truth is within the predicted radius.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Calibration {
+pub(super) struct CalibrationTable {
     pub(super) rows: Vec<CalibrationRow>,
 }
 
@@ -68,14 +68,14 @@ pub(super) struct PhotoDetail {
     #[serde(default)]
     samples: Vec<[f64; 2]>,
     #[serde(default)]
-    alternatives: Vec<Alternative>,
+    alternatives: Vec<OtherPlace>,
     #[serde(default)]
     steps: Vec<DensityStep>,
 }
 
 /// Another possible answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Alternative {
+struct OtherPlace {
     lat: f64,
     lon: f64,
     weight: f64,
@@ -119,7 +119,7 @@ impl EvaluatedRun {
         let calibration =
             match table.get("calibration") {
                 None | Some(Value::Null) => None,
-                Some(found) => Some(Calibration::deserialize(found).map_err(|error| {
+                Some(found) => Some(CalibrationTable::deserialize(found).map_err(|error| {
                     reported!(BadData, "{}: calibration: {error}", eval.join("table.json").display())
                 })?),
             };
