@@ -80,7 +80,7 @@ pub(super) fn results(content: &ReportContent) -> TextTable {
 
 /// The tables below the results. Tables without rows are left out.
 pub(super) fn others(content: &ReportContent) -> Vec<TextTable> {
-    let found = [differences(content), between_runs(content), settings(content), facts(content)];
+    let found = [between_runs(content), differences(content), settings(content), facts(content)];
     found.into_iter().filter(|table| !table.rows.is_empty()).collect()
 }
 
