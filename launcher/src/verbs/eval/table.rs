@@ -278,7 +278,7 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
     let mut text = String::new();
     let names: Vec<String> = differences.iter().map(difference_name).collect();
     let within: Vec<&[Within]> = differences.iter().map(|difference| difference.within.as_slice()).collect();
-    text += &paired(&names, &within, width);
+    text += &paired("paired differences", &names, &within, width);
     for difference in differences.iter().filter(|difference| difference.less != BETTER_PART) {
         let is_worse = |at: &&Within| at.percent.hi < 0.0;
         let worse: Vec<String> = difference.within.iter().filter(is_worse).map(|at| at.km.to_string()).collect();
@@ -299,9 +299,9 @@ pub(super) fn notes(rows: &[Row], differences: &[Difference], width: usize) -> S
     text
 }
 
-/// A table of paired differences between methods, and one of their intervals. `within` has the differences of the
-/// accuracies for each of `names`. "" if there are none.
-pub(super) fn paired(names: &[String], within: &[&[Within]], width: usize) -> String {
+/// A table of paired differences, with the heading `what`, and a table of their intervals. `within` has the differences
+/// of the accuracies for each of `names`. "" if there are none.
+pub(super) fn paired(what: &str, names: &[String], within: &[&[Within]], width: usize) -> String {
     let Some(first) = within.first() else { return String::new() };
     let column = |place: usize, cell: fn(Interval) -> String| TableColumn {
         heading: format!("{} km", first[place].km),
@@ -312,7 +312,7 @@ pub(super) fn paired(names: &[String], within: &[&[Within]], width: usize) -> St
         places.clone().map(|place| column(place, |interval| format!("{:+.1}", interval.value))).collect();
     let bounds: Vec<TableColumn> =
         places.map(|place| column(place, |Interval { lo, hi, .. }| format!("{lo:+.1} to {hi:+.1}"))).collect();
-    let (values, bounds) = [("paired differences", values), ("95 % intervals", bounds)]
+    let (values, bounds) = [(what, values), ("95 % intervals", bounds)]
         .map(|(first, columns)| table(first, names, &columns, width))
         .into();
     format!("\n{values}\n{bounds}")

@@ -80,7 +80,7 @@ struct GridDifference {
 impl GridDifference {
     /// Name of the row in the text.
     fn name(&self) -> String {
-        format!("{}, grid of {} minus gallery", self.system, self.points)
+        format!("{}, grid of {}", self.system, self.points)
     }
 }
 
@@ -170,7 +170,7 @@ fn scores(grid: Option<u32>, rated: Rated, has_places: bool) -> Vec<GalleryScore
 fn print_differences(differences: &[GridDifference], has_places: bool, output: Output) {
     let names: Vec<String> = differences.iter().map(GridDifference::name).collect();
     let within: Vec<&[Within]> = differences.iter().map(|difference| difference.within.as_slice()).collect();
-    output.print(table::paired(&names, &within, width()).trim());
+    output.print(table::paired("grid minus gallery", &names, &within, width()).trim_end());
     let alone = "retrieval compares photos with training photos (head knn), which no grid can replace, so the table has \
                  LocDiff alone";
     for line in finding(differences).into_iter().chain((!has_places).then(|| alone.to_owned())) {
