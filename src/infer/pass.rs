@@ -435,15 +435,15 @@ mod tests {
             let sampled = tch::no_grad(|| chains.run(block, embeddings_ive));
             by_image(&sampled.expect("the shapes match").0, samples)
         };
-        let ways: [(&str, &dyn Fn(&ImageBlock, &Tensor) -> Tensor); 2] =
-            [("network", &network), ("collapsed network", &collapsed)];
-        for (name, codes) in ways {
+        let check = |name: &str, codes: &dyn Fn(&ImageBlock, &Tensor) -> Tensor| {
             let wanted = codes(&forward, &embeddings_ive);
             assert!(codes(&backward, &reversed_ive).flip([0]).equal(&wanted), "{name}: the position changes a code");
             let alone = codes(&others, &others_ive).get(0);
             assert!(alone.equal(&wanted.get(0)), "{name}: other images change a code");
             assert!(!wanted.get(0).equal(&wanted.get(1)), "{name}: two images have the same codes");
-        }
+        };
+        check("network", &network);
+        check("collapsed network", &collapsed);
     }
 
     #[test]

@@ -7,13 +7,17 @@ use std::sync::Arc;
 use arrow_array::builder::{FixedSizeListBuilder, Float32Builder};
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff::eval::truth::TruthFile;
-use locdiff::infer::{BLOCK_IMAGES, ImageBlock, ImageRows, InferError, block_images};
+use locdiff::infer::{BLOCK_IMAGES, Image, ImageBlock, ImageRows, InferError, block_images};
 use locdiff::shards::{Dataset, Mask};
 use locdiff_core::config::{OnBadRows, RunConfig};
 use locdiff_core::exit_code::HasExitCode;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tch::Device;
+
+fn latitude(image: &Image) -> f64 {
+    image.true_place().expect("the row has coordinates").latitude().0
+}
 
 /// Writes a file with one row for each identifier. Row number `row` is at latitude `row % 80 + 1` and longitude
 /// `row % 80 + 4`.
@@ -90,13 +94,13 @@ fn truth_applies_only_to_the_test_rows_and_must_match_them() {
     assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");
 
     let mut block = rows.blocks(rows.share(0, 1)).next().expect("the data has rows").expect("the file is valid");
-    assert_eq!(block.images[0].truth.latitude().0, 1.0);
+    assert_eq!(latitude(&block.images[0]), 1.0);
     std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\na,9,9\n").expect("the file can be written");
     let truth_file = TruthFile::open(&location, &rows, &config)
         .expect("the truth file matches the rows")
         .expect("`eval.truth` is set");
     truth_file.apply(&mut block).expect("the truth file has every row");
-    assert_eq!(block.images.iter().map(|image| image.truth.latitude().0).collect::<Vec<_>>(), [9.0, 8.0, 7.0]);
+    assert_eq!(block.images.iter().map(latitude).collect::<Vec<_>>(), [9.0, 8.0, 7.0]);
     std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\n").expect("the file can be written");
     let truth_file = TruthFile::open(&location, &rows, &config)
         .expect("every row of the truth file is in the data")
