@@ -8,6 +8,7 @@
 //! - `score`: computes metrics from answers.
 //! - `table`: the results table, as JSON and as text.
 //! - `published`: published results, which stand beside computed ones.
+//! - `radii`: the radii around answers that `predict` writes, and `eval --calibrate`, which measures them.
 //! - `predictions`: scores a file of predictions.
 //! - `truth`: the true places of test photos.
 //! - `suites`: the paper's experiments.
@@ -17,6 +18,7 @@ mod files;
 mod gather;
 mod predictions;
 mod published;
+pub(super) mod radii;
 mod score;
 mod suites;
 mod table;
@@ -73,7 +75,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     };
     if request.calibrate {
         let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
-        return super::predict::calibrate(&mut evaluation, hybrid);
+        return radii::calibrate(&mut evaluation, hybrid);
     }
     if request.tune {
         let tuned = evaluation.tune(HybridRequest::Wanted)?;

@@ -3,11 +3,9 @@
 //! - `input`: the embeddings. CSV, `.npy`, safetensors and lines from stdin are first copied to a Parquet file.
 //! - `pieces`: the rows are predicted in pieces. Each complete piece is kept in the folder `OUT.partial`, so that a
 //!   command that was interrupted can be repeated and goes on with the pieces that are missing.
-//! - `radii`: the radii around answers, and `eval --calibrate`, which measures them.
 
 mod input;
 mod pieces;
-mod radii;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write};
@@ -22,7 +20,7 @@ use locdiff_core::files::{Files, parent};
 use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, PredictedRow, Prediction};
 use serde_json::{Value, json};
 
-use super::eval::{self, Evaluation};
+use super::eval::{self, Evaluation, radii};
 use super::paths::require_new;
 use crate::cli::{Global, PredictRequest};
 use crate::error::{LaunchError, refuse};
@@ -33,8 +31,6 @@ use crate::supervisor::{GangResult, Supervisor, hold_signals};
 use crate::terminal::{wait_for_stdout, width, wrapped, write_stdout};
 use input::Input;
 use pieces::{Pieces, PiecesFolder};
-
-pub(super) use radii::calibrate;
 
 /// How often a command that waits for the reader of its stdout looks for a signal.
 const POLL: Duration = Duration::from_millis(100);

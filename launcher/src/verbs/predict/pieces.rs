@@ -12,6 +12,7 @@ use crate::error::{LaunchError, refuse, reported};
 use crate::run_folder::RunLock;
 use crate::supervisor::GangObserver;
 use crate::terminal::Display;
+use crate::verbs::eval::radii::first_difference;
 
 /// Describes the prediction that the pieces belong to.
 const JOB: &str = "job.json";
@@ -96,12 +97,6 @@ impl PiecesFolder {
     pub(super) fn remove(self) -> Result<(), LaunchError> {
         Ok(self.files.remove_folder(&self.path)?)
     }
-}
-
-/// The first key whose values differ.
-pub(super) fn first_difference(one: &Value, other: &Value) -> Option<String> {
-    let keys = other.as_object().into_iter().flatten().map(|(key, _)| key);
-    keys.into_iter().find(|key| one.get(key.as_str()) != other.get(key.as_str())).cloned()
 }
 
 /// Collects the rows of the workers, and writes each piece when it is complete.

@@ -10,12 +10,11 @@ use locdiff_core::protocol::{EvalTask, HybridRequest, Prediction, ToLauncher};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::pieces::first_difference;
+use super::evaluation::Evaluation;
 use crate::error::{LaunchError, reported};
 use crate::output::Output;
 use crate::supervisor::GangObserver;
 use crate::terminal::{Display, width, wrapped};
-use crate::verbs::eval::Evaluation;
 use crate::verbs::locations::require_shards;
 
 /// A calibration in a file, with what it was measured on.
@@ -34,7 +33,7 @@ fn file(run: &Path, is_hybrid: bool) -> PathBuf {
 }
 
 /// The settings that answers and samples depend on.
-pub(super) fn settings(config: &RunConfig, step: u64, is_hybrid: bool) -> Value {
+pub(in crate::verbs) fn settings(config: &RunConfig, step: u64, is_hybrid: bool) -> Value {
     let eval = &config.eval;
     let mut found = json!({
         "step": step, "samples": eval.samples, "sampler_steps": eval.sampler_steps, "sampler_eta": eval.sampler_eta,
@@ -50,7 +49,7 @@ pub(super) fn settings(config: &RunConfig, step: u64, is_hybrid: bool) -> Value 
 
 /// Reads the calibration of a run. Without one, or if it was measured with other settings, says how to make one and
 /// returns `None`.
-pub(super) fn load(
+pub(in crate::verbs) fn load(
     run: &Path,
     config: &RunConfig,
     step: u64,
@@ -74,13 +73,19 @@ pub(super) fn load(
     let saved: SavedCalibration = serde_json::from_str(&text)
         .map_err(|error| reported!(Corrupt, "{}: {error}; `eval --calibrate{flag}` makes it again", path.display()))?;
     match first_difference(&saved.settings, &settings(config, step, is_hybrid)) {
-        Some(name) => without(format!("{} was measured with another {name}", path.display())),
+        Some(name) => without(format!("{} was measured with another value of `{name}`", path.display())),
         None => Ok(Some(saved.calibration)),
     }
 }
 
+/// The first key of `other` whose value is different in `one`.
+pub(in crate::verbs) fn first_difference(one: &Value, other: &Value) -> Option<String> {
+    let keys = other.as_object().into_iter().flatten().map(|(key, _)| key);
+    keys.into_iter().find(|key| one.get(key.as_str()) != other.get(key.as_str())).cloned()
+}
+
 /// Measures the radii on the validation photos, writes them to a file, and prints how well they hold.
-pub(in crate::verbs) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) -> anyhow::Result<Value> {
+pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) -> anyhow::Result<Value> {
     let (config, step) = (evaluation.resolved.config.clone(), evaluation.checkpoint.manifest.step);
     let validation = &config.shards.validation;
     require_shards("shards.validation", validation)?;
