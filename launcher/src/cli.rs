@@ -95,7 +95,7 @@ pub enum Verb {
     },
     /// Score a run, or a file of predictions.
     Eval(EvalRequest),
-    /// Find the places of photos from their embeddings. A command that was interrupted goes on when it is repeated.
+    /// Find the places of photos from their embeddings. Repeat an interrupted command with --out to resume it.
     Predict(PredictRequest),
     /// Write the report of an evaluated run again, or compare several runs: Markdown, JSON, and one HTML page.
     Report {
@@ -159,7 +159,7 @@ pub struct PredictRequest {
     /// Also write all samples of each photo.
     #[arg(long)]
     pub samples: bool,
-    /// Replace OUT, and what an interrupted prediction of OUT has left.
+    /// Replace OUT, and start an interrupted prediction of OUT again.
     #[arg(long)]
     pub overwrite: bool,
 }

@@ -21,8 +21,8 @@ pub struct LikelyPlaces {
 }
 
 impl LikelyPlaces {
-    /// Finds the alternatives to `answer`. Each alternative is the sample with the most samples within [`APART_KM`],
-    /// among the samples that are farther than [`APART_KM`] from the answer and from all earlier alternatives.
+    /// Finds the alternatives to `answer`. Each alternative is the sample with the most samples within 200 km,
+    /// among the samples that are farther than 200 km from the answer and from all earlier alternatives.
     pub fn of(answer: UnitVector, samples: &[UnitVector]) -> Self {
         let is_near = |one: UnitVector, other: UnitVector| one.distance(other).0 <= APART_KM;
         let mut places = vec![answer];

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
 use std::path::Path;
 
-use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead, RunConfig, TrainMethod};
+use locdiff_core::config::{DecodeAnchors, OnBadRows, Prior, RetrievalHead, RunConfig, TrainMethod};
 use locdiff_core::geo::{Degrees, Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
@@ -41,11 +41,12 @@ fn open_rows(job: &EvalJob, worker: &WorkerSlot) -> Result<ImageRows, InferError
     if let Device::Cuda(index) = device(worker) {
         cuda::set_device(index)?;
     }
-    let coordinates = match &job.task {
-        EvalTask::Predict(Prediction { with_truth: false, .. }) => Coordinates::Ignored,
-        _ => Coordinates::Needed,
-    };
-    let rows = ImageRows::open_with(coordinates, &job.data, &job.config)?;
+    let mut config = job.config.clone();
+    if let EvalTask::Predict(Prediction { skips_bad_rows: true, .. }) = &job.task {
+        config.shards.on_bad_rows = OnBadRows::Skip;
+    }
+    let coordinates = if job.task.needs_truth() { Coordinates::Needed } else { Coordinates::Ignored };
+    let rows = ImageRows::open_with(coordinates, &job.data, &config)?;
     Ok(rows.in_blocks_for(device(worker), job.config.eval.samples))
 }
 
@@ -69,7 +70,9 @@ pub fn embed_gallery(
 ) -> Result<Option<usize>, InferError> {
     let rows = open_rows(job, worker)?;
     // Check the truth file first, because embedding the gallery can take minutes.
-    TruthFile::open(&job.data, &rows, &job.config)?;
+    if job.task.needs_truth() {
+        TruthFile::open(&job.data, &rows, &job.config)?;
+    }
     let job = with_chosen_head(job, &rows, false)?;
     if job.config.retrieval.head == RetrievalHead::Knn {
         return Ok(None);
@@ -88,7 +91,7 @@ pub fn run(
     let rows = open_rows(job, worker)?;
     let job = &with_chosen_head(job, &rows, worker.rank == 0)?;
     let config = &job.config;
-    let truth = TruthFile::open(&job.data, &rows, config)?;
+    let truth = if job.task.needs_truth() { TruthFile::open(&job.data, &rows, config)? } else { None };
     if job.task == EvalTask::Tune && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }

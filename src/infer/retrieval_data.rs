@@ -62,6 +62,7 @@ pub fn data_facts(
 struct PhotoSample {
     /// Embeddings of the first stored view, f32.
     embeddings_re: Tensor,
+    /// The true places; empty if the coordinates of the data are ignored.
     places: Vec<Place>,
 }
 
@@ -76,15 +77,14 @@ impl PhotoSample {
         let rows_per_block = SAMPLE_ROWS / usable.len().div_ceil(every_block).max(1);
         for block in usable.iter().step_by(every_block) {
             dataset.read_usable_first_view(mask, *block, &mut rows)?;
-            let found = places(&rows.latitudes, &rows.longitudes)?;
-            let every = found.len().div_ceil(rows_per_block).max(1);
-            sampled.extend(found.iter().step_by(every).copied());
+            let every = (rows.embeddings.len() / row_bytes).div_ceil(rows_per_block).max(1);
+            sampled.extend(places(&rows.latitudes, &rows.longitudes)?.into_iter().step_by(every));
             bytes.extend(rows.embeddings.chunks_exact(row_bytes).step_by(every).flatten());
         }
-        if sampled.is_empty() {
+        if bytes.is_empty() {
             return Err(ShardsError::Internal("the data has no usable rows".into()).into());
         }
-        let shape = [sampled.len() as i64, dataset.width() as i64];
+        let shape = [(bytes.len() / row_bytes) as i64, dataset.width() as i64];
         let embeddings_re = Tensor::f_from_data_size(&bytes, &shape, Kind::Half)?.f_to_kind(Kind::Float)?;
         Ok(Self { embeddings_re, places: sampled })
     }

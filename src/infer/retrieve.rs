@@ -14,18 +14,29 @@ use crate::retrieval::{
     Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces, Retriever,
     Surroundings, Voters, locate, locate_alone, try_settings,
 };
+use crate::shards::{Blocks as _, Dataset, Mask};
 
-/// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. Logs the choice
-/// if `is_logging` is true. A job that uses neither a head nor a gallery is returned unchanged.
+/// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. A prediction must
+/// not depend on its other rows, so its head fits the training shards, if they can be read and have a manifest. Logs the
+/// choice if `is_logging` is true. A job that uses neither a head nor a gallery is returned unchanged.
 pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Result<EvalJob, InferError> {
     let mut job = job.clone();
     if job.hybrid == HybridRequest::No && job.config.eval.anchors == DecodeAnchors::Grid {
         return Ok(job);
     }
-    let (config, data) = (&job.config.retrieval, (&rows.dataset, &rows.mask));
+    let config = &job.config.retrieval;
+    let training = matches!(job.task, EvalTask::Predict(_))
+        .then(|| Dataset::open(&job.config.shards.train, &job.config.shards).ok())
+        .flatten()
+        .filter(|found| found.manifest().is_some() && found.width() == rows.dataset.width())
+        .map(|found| (found, Mask::none()));
+    let (location, data) = match &training {
+        Some((dataset, mask)) => (&job.config.shards.train, (dataset, mask)),
+        None => (&job.data, (&rows.dataset, &rows.mask)),
+    };
     // Without retrieval, a head that the user chose is only the name of a gallery.
     let is_logging = is_logging && (config.head == RetrievalHead::Auto || job.hybrid != HybridRequest::No);
-    job.config.retrieval.head = chosen_head(config, &job.config.shards, &job.data, data, is_logging)?;
+    job.config.retrieval.head = chosen_head(config, &job.config.shards, location, data, is_logging)?;
     Ok(job)
 }
 

@@ -37,6 +37,13 @@ pub enum EvalTask {
     Predict(Prediction),
 }
 
+impl EvalTask {
+    /// Whether the true places of the rows must be known.
+    pub fn needs_truth(&self) -> bool {
+        !matches!(self, Self::Predict(Prediction { with_truth: false, .. }))
+    }
+}
+
 /// Which rows to predict, and what to send for each row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
@@ -44,6 +51,8 @@ pub struct Prediction {
     pub with_truth: bool,
     /// Whether to send all samples.
     pub with_samples: bool,
+    /// Whether to leave out bad rows, whatever `shards.on_bad_rows` says about other data.
+    pub skips_bad_rows: bool,
     /// The pieces that are done already, ascending. Piece k holds the usable rows from `k * piece_rows(count)` on.
     pub done: Vec<u64>,
 }

@@ -63,22 +63,23 @@ pub fn copy_embeddings(from: &Path, to: &Path) -> Result<CopiedRows, TableError>
 
 /// Copies embeddings from lines of text to the Parquet file `to`. `name` is the name of the source in messages.
 pub fn copy_lines(source: &mut dyn BufRead, name: &Path, to: &Path) -> Result<CopiedRows, TableError> {
-    let (mut copy, mut line) = (Copy::new(name, to), String::new());
+    let (mut copy, mut line) = (Copy::new(name, to), Vec::new());
     let mut row = 0;
     loop {
         line.clear();
-        let read = source.take(LINE_BYTES_MAX).read_line(&mut line).map_err(|error| TableError::io(name, &error))?;
+        let read =
+            source.take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(|error| TableError::io(name, &error))?;
         if read == 0 {
             return copy.finish();
         }
         if read as u64 == LINE_BYTES_MAX {
             return Err(TableError::row(name, row, format!("the line has more than {LINE_BYTES_MAX} bytes")));
         }
-        let text = line.trim();
-        if text.is_empty() {
+        let text = String::from_utf8_lossy(&line);
+        if text.trim().is_empty() {
             continue;
         }
-        copy.add(row, parse_line(text))?;
+        copy.add(row, parse_line(text.trim()))?;
         row += 1;
     }
 }
@@ -261,10 +262,10 @@ impl<'a> Copy<'a> {
 mod tests {
     use super::*;
 
-    fn copied(source: &str) -> (CopiedRows, Vec<(String, Vec<f32>)>) {
+    fn copied(source: &[u8]) -> (CopiedRows, Vec<(String, Vec<f32>)>) {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let to = folder.path().join("copy.parquet");
-        let found = copy_lines(&mut source.as_bytes(), Path::new("stdin"), &to).expect("the lines can be copied");
+        let found = copy_lines(&mut &source[..], Path::new("stdin"), &to).expect("the lines can be copied");
         (found, rows_of(&to))
     }
 
@@ -289,10 +290,11 @@ mod tests {
 
     #[test]
     fn lines_of_all_forms_are_read_and_bad_ones_are_named() {
-        let (found, rows) = copied("[1, 2.5]\n\n3 4\n{\"id\": \"a\", \"embedding\": [5, 6]}\n7,x\n[1]\n1e9,0\n8;9\n");
+        let (found, rows) =
+            copied(b"[1, 2.5]\n\n3 4\n{\"id\": \"a\", \"embedding\": [5, 6]}\n7,x\n[1]\n1e9,0\n8;9\n\xff\n");
         let texts = [("0", [1.0, 2.5]), ("1", [3.0, 4.0]), ("a", [5.0, 6.0]), ("6", [8.0, 9.0])];
         assert_eq!(rows, texts.map(|(id, numbers)| (id.to_owned(), numbers.to_vec())));
-        assert_eq!((found.rows, found.bad), (4, 3));
+        assert_eq!((found.rows, found.bad), (4, 4));
         for (reason, part) in
             found.reasons.iter().zip(["row 3: \"x\" is not", "row 4: the embedding has 1", "row 5: element 0"])
         {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, WrittenRow};
 use locdiff_core::calibration::Calibration;
-use locdiff_core::config::{OnBadRows, ValueOrigin};
+use locdiff_core::config::{ShardsConfig, ValueOrigin};
 use locdiff_core::files::{Files, parent};
 use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, PredictedRow, Prediction};
 use serde_json::{Value, json};
@@ -40,22 +40,30 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     // Without --out, stdout is for the answers.
     let output = if request.out.is_none() { Output { json: true } } else { output };
     let target = Destination::new(request)?;
-    hold_signals()?;
     // `_use` keeps a launcher that trains the same run from removing the checkpoint meanwhile.
     let (run, checkpoint, _use, mut resolved) = eval::find(global, request.hybrid, output)?;
-    if !matches!(resolved.origin("shards.on_bad_rows"), ValueOrigin::Set) {
-        resolved.config.shards.on_bad_rows = OnBadRows::Skip;
-    }
+    let skips_bad_rows = !matches!(resolved.origin("shards.on_bad_rows"), ValueOrigin::Set);
+    // The true places are not known, so no gallery point can be left out for being near one.
+    resolved.config.eval.exclude_km = 0.0;
     let calibration = radii::load(&run, &resolved.config, checkpoint.manifest.step, request.hybrid, output)?;
     let folder = PiecesFolder::open(&target.partial, request.overwrite)?;
+    // Until now, Ctrl-C ends the process at once, also while it reads stdin or a long file.
     let input = Input::open(&request.input, folder.path())?;
+    hold_signals()?;
+    if input.is_copy {
+        // The copy has the default names of columns.
+        let names = ShardsConfig::default();
+        let shards = &mut resolved.config.shards;
+        (shards.id_column, shards.embedding_column) = (names.id_column, names.embedding_column);
+    }
     let done = folder.claim(&json!({
         "input": input.identity, "checkpoint": checkpoint.path, "step": checkpoint.manifest.step,
-        "hybrid": request.hybrid, "samples": request.samples, "seed": resolved.config.train.seed,
-        "settings": radii::settings(&resolved.config, checkpoint.manifest.step, true), "build": locdiff_core::REVISION,
+        "hybrid": request.hybrid, "samples": request.samples, "shards": resolved.config.shards,
+        "skips_bad_rows": skips_bad_rows, "device": resolved.config.parallel.device,
+        "settings": radii::settings(&resolved.config, checkpoint.manifest.step), "build": locdiff_core::REVISION,
     }))?;
     if !done.is_empty() {
-        output.print(&format!("going on after {} complete pieces in {}", done.len(), target.partial.display()));
+        output.print(&format!("resuming: complete pieces in {}: {}", target.partial.display(), done.len()));
     }
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
     let mut supervisor = Supervisor::new()?;
@@ -64,7 +72,8 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
         let (supervisor, run, checkpoint) = (&mut supervisor, run.as_path(), &checkpoint);
         let mut evaluation = Evaluation { supervisor, resolved, world, run, checkpoint, is_held, output };
         let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
-        predict(&mut evaluation, &input.location, hybrid, request.samples, (&folder, done))?
+        let wanted = Prediction { with_truth: false, with_samples: request.samples, skips_bad_rows, done };
+        predict(&mut evaluation, &input.location, hybrid, wanted, &folder)?
     };
     let mut writer = target.writer(request.samples)?;
     let pieces = folder.files(summary.rows)?;
@@ -79,8 +88,9 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     folder.remove()?;
     let bad_rows = summary.skipped_rows + input.bad_rows;
     let left_out = if bad_rows > 0 { format!(", {bad_rows} bad rows left out") } else { String::new() };
+    let what = if rows == 1 { "prediction" } else { "predictions" };
     let shown = request.out.as_ref().map_or_else(String::new, |out| format!(" in {}", out.display()));
-    output.print(&wrapped(&format!("{rows} predictions{shown}{left_out}"), 2, width()));
+    output.print(&wrapped(&format!("{rows} {what}{shown}{left_out}"), 2, width()));
     Ok(json!({
         "ok": true, "run": run, "checkpoint": checkpoint.path, "out": request.out, "rows": rows, "bad_rows": bad_rows,
         "calibrated": calibration.is_some(), "data": summary,
@@ -92,11 +102,11 @@ fn predict(
     evaluation: &mut Evaluation<'_>,
     location: &str,
     hybrid: HybridRequest,
-    with_samples: bool,
-    (folder, done): (&PiecesFolder, Vec<u64>),
+    wanted: Prediction,
+    folder: &PiecesFolder,
 ) -> anyhow::Result<EvalSummary> {
-    let before = done.len() as u64;
-    let task = EvalTask::Predict(Prediction { with_truth: false, with_samples, done });
+    let before = wanted.done.len() as u64;
+    let task = EvalTask::Predict(wanted);
     let finish = |pieces: &mut Pieces<'_>, found: anyhow::Result<GangResult<EvalSummary>>| {
         pieces.finish()?;
         found?.first()
@@ -133,6 +143,9 @@ impl Destination {
         let Some(format) = AnswerFormat::of(out) else {
             refuse!(Usage, "--out {}: the name decides the format, wanted {EXTENSIONS}", out.display());
         };
+        if out.is_dir() {
+            refuse!(Exists, "--out: {} is a folder, wanted the name of a file", out.display());
+        }
         require_new("--out", out, request.overwrite)?;
         let mut partial = out.clone().into_os_string();
         partial.push(".partial");

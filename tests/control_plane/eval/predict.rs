@@ -45,7 +45,10 @@ fn predictions_equal_the_answers_of_eval_with_any_number_of_workers_and_in_any_c
         stage.run(&format!("--json eval{flag}")).exits_with(ExitCode::Success);
         let mut first = None;
         for workers in [1, 2, 4] {
-            let line = format!("--workers {workers} predict shards/test{flag} --samples --overwrite --out out.csv");
+            // An exclusion needs true places, so `predict` ignores it.
+            let line = format!(
+                "--workers {workers} --set eval.exclude_km=1 predict shards/test{flag} --samples --overwrite --out out.csv"
+            );
             let ran = stage.run(&line);
             ran.exits_with(ExitCode::Success);
             let found = file(&stage, "out.csv");
@@ -71,7 +74,7 @@ fn predictions_equal_the_answers_of_eval_with_any_number_of_workers_and_in_any_c
     for index in [0, 41, 99] {
         let numbers: Vec<String> = embedding(rows[index], 0).map(|number| number.to_string()).collect();
         let ran = fed(stage.command("predict -"), &format!("[{}]\n", numbers.join(", ")));
-        ran.exits_with(ExitCode::Success).stderr_has("1 predictions");
+        ran.exits_with(ExitCode::Success).stderr_has("1 prediction\n");
         let found: Value = serde_json::from_str(ran.stdout.trim()).expect("stdout is one JSON object");
         let got = ["lat", "lon"].map(|key| format!("{:.8}", found[key].as_f64().expect("the place is a number")));
         assert_eq!(got, alone[index][1..]);
@@ -96,10 +99,10 @@ fn killed_predictions_go_on_and_give_the_same_bytes() {
         assert!(!stage.path().join("out.parquet").exists(), "the prediction ended before it was killed");
     }
     let ran = stage.run("--set eval.samples=8 predict shards/many --out out.parquet");
-    ran.exits_with(ExitCode::Exists).stderr_has("`settings` was different");
+    ran.exits_with(ExitCode::Exists).stderr_has("another value of `settings`");
     let ran = stage.run("predict shards/many --out out.parquet");
     ran.exits_with(ExitCode::Success);
-    assert!(ran.stdout.contains("going on after "), "{}", ran.stdout);
+    assert!(ran.stdout.contains("resuming: "), "{}", ran.stdout);
     let [whole, resumed] = ["whole.parquet", "out.parquet"].map(|name| std::fs::read(stage.path().join(name)));
     assert_eq!(whole.expect("the file was written"), resumed.expect("the file was written"));
     assert!(!stage.path().join("out.parquet.partial").exists());
@@ -124,8 +127,31 @@ fn bad_rows_are_named_and_counted_and_bad_names_are_refused() {
     stage.run("predict nothing.csv --out out.csv").exits_with(ExitCode::Io).stderr_has("nothing.csv");
     let ran = stage.run("predict shards/nothing --out out.csv");
     ran.exits_with(ExitCode::NoData).stderr_has("shards/nothing");
+    assert!(!stage.path().join("out.csv.partial").exists(), "a command without a result left a folder");
     let ran = fed(stage.command("predict -"), "[1, 2, 3]\n");
     ran.exits_with(ExitCode::BadData).stderr_has("embeddings have 3 numbers");
+}
+
+/// With its default, the retrieval head depends on the data. A prediction takes it from the training data.
+#[test]
+fn automatic_head_and_gallery_anchors_work_without_coordinates() {
+    let stage = stage();
+    let line = "--set retrieval.head=auto --set eval.anchors=gallery predict";
+    stage.run(&format!("{line} shards/test --out shards.csv")).exits_with(ExitCode::Success);
+    let numbers: Vec<f32> = (1000..1150).flat_map(|row| embedding(row, 0)).collect();
+    std::fs::write(stage.path().join("photos.npy"), npy(&numbers, WIDTH)).expect("the test folder is writable");
+    stage.run(&format!("{line} photos.npy --out photos.csv")).exits_with(ExitCode::Success);
+    small_shards::build(&stage, "one-view", 1000..1150, 1, false);
+    stage.run(&format!("{line} shards/one-view --out one-view.csv")).exits_with(ExitCode::Success);
+    let [photos, one_view] = ["photos.csv", "one-view.csv"].map(|name| places(&file(&stage, name)));
+    assert_eq!(photos.len(), 150);
+    for (one, other) in photos.iter().zip(&one_view) {
+        assert_eq!(one[1..], other[1..]);
+    }
+    std::fs::create_dir(stage.path().join("mine.csv.partial")).expect("the test folder is writable");
+    std::fs::write(stage.path().join("mine.csv.partial/notes"), "x").expect("the test folder is writable");
+    let ran = stage.run(&format!("{line} photos.npy --out mine.csv"));
+    ran.exits_with(ExitCode::Exists).stderr_has("notes is not a file of a prediction");
 }
 
 #[test]
@@ -152,6 +178,7 @@ fn radii_are_measured_on_validation_photos_and_belong_to_their_settings() {
     }
     let ran = stage.run("--json --set eval.samples=5 predict shards/test --out other.csv");
     assert_eq!(ran.exits_with(ExitCode::Success).stderr_has("`samples`").json()["calibrated"], false);
-    let ran = stage.run("--json --set shards.validation=shards/alone eval --calibrate");
-    ran.exits_with(ExitCode::NoData);
+    small_shards::build(&stage, "few", 4000..4150, 1, false);
+    let ran = stage.run("--json --set shards.validation=shards/few eval --calibrate");
+    ran.exits_with(ExitCode::NoData).stderr_has("150 usable photos, wanted at least 200");
 }

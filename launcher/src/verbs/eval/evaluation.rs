@@ -105,10 +105,12 @@ impl Evaluation<'_> {
         let report = folder.write_report(&result, &(heading + &text(REPORT_WIDTH)), &config)?;
         self.output.print(&text(width()));
         let run = self.run.to_owned();
-        let page = self.supervisor.compute(move || write_beside(&run))?;
+        // The results are complete without the page.
+        let page = self.supervisor.compute(move || Ok(write_beside(&run).map_err(|error| error.to_string())))?;
+        let page = page.map_err(|error| tracing::warn!("the page of the report is not written: {error}")).ok();
         let answers = folder.answers_path(best);
         let paths = [("answers", answers)].into_iter().chain(plot.map(|plot| ("plot", plot)));
-        for (what, path) in paths.chain([("report", report), ("page", page)]) {
+        for (what, path) in paths.chain([("report", report)]).chain(page.map(|page| ("page", page))) {
             self.output.print(&format!("{what}:\n  {}", path.display()));
         }
         Ok(result)
@@ -221,7 +223,7 @@ impl Evaluation<'_> {
         } else if hybrid != HybridRequest::No && config.retrieval.wanted_head() == RetrievalHead::Trained {
             config.retrieval.run = head_checkpoint(&config)?.display().to_string();
         }
-        require_files(&config, data, hybrid)?;
+        require_files(&config, data, hybrid, task.needs_truth())?;
         let needs_gallery = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
         let (checkpoint, data, task) = (self.checkpoint.path.clone(), data.to_owned(), task.clone());
         let job = EvalJob { config, checkpoint, data, hybrid, task };
@@ -257,8 +259,8 @@ fn head_checkpoint(config: &RunConfig) -> Result<PathBuf, LaunchError> {
 
 /// Checks the files that the configuration names and the evaluation of the shards at `data` needs. Fails if one of
 /// these files is unreadable.
-fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest) -> Result<(), LaunchError> {
-    let reads_truth = data == config.shards.test;
+fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest, needs_truth: bool) -> Result<(), LaunchError> {
+    let reads_truth = needs_truth && data == config.shards.test;
     let retrieves = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
     let reads_gallery = retrieves || config.eval.anchors == DecodeAnchors::Gallery;
     let files = [

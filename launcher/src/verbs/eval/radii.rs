@@ -1,5 +1,6 @@
 //! The radii of predictions. `eval --calibrate` measures them on the validation photos, and keeps them in `RUN/eval/`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use locdiff_core::calibration::{Calibration, LEVELS, SpreadError};
@@ -33,18 +34,14 @@ fn file(run: &Path, is_hybrid: bool) -> PathBuf {
 }
 
 /// The settings that answers and samples depend on.
-pub(in crate::verbs) fn settings(config: &RunConfig, step: u64, is_hybrid: bool) -> Value {
+pub(in crate::verbs) fn settings(config: &RunConfig, step: u64) -> Value {
     let eval = &config.eval;
-    let mut found = json!({
+    json!({
         "step": step, "samples": eval.samples, "sampler_steps": eval.sampler_steps, "sampler_eta": eval.sampler_eta,
         "guidance": eval.guidance, "aggregator": eval.aggregator, "anchors": eval.anchors, "refine": eval.refine,
         "grid_points": eval.grid_points, "neighbourhood_km": eval.neighbourhood_km, "prior": eval.prior,
-        "mean_views": config.shards.mean_views,
-    });
-    if is_hybrid {
-        found["retrieval"] = json!(config.retrieval);
-    }
-    found
+        "mean_views": config.shards.mean_views, "retrieval": config.retrieval, "seed": config.train.seed,
+    })
 }
 
 /// Reads the calibration of a run. Without one, or if it was measured with other settings, says how to make one and
@@ -72,7 +69,7 @@ pub(in crate::verbs) fn load(
     };
     let saved: SavedCalibration = serde_json::from_str(&text)
         .map_err(|error| reported!(Corrupt, "{}: {error}; `eval --calibrate{flag}` makes it again", path.display()))?;
-    match first_difference(&saved.settings, &settings(config, step, is_hybrid)) {
+    match first_difference(&saved.settings, &settings(config, step)) {
         Some(name) => without(format!("{} was measured with another value of `{name}`", path.display())),
         None => Ok(Some(saved.calibration)),
     }
@@ -90,18 +87,22 @@ pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) 
     let validation = &config.shards.validation;
     require_shards("shards.validation", validation)?;
     let is_hybrid = hybrid != HybridRequest::No;
-    let task = EvalTask::Predict(Prediction { with_truth: true, with_samples: false, done: Vec::new() });
+    let task = EvalTask::Predict(Prediction {
+        with_truth: true,
+        with_samples: false,
+        skips_bad_rows: false,
+        done: Vec::new(),
+    });
     let (spreads, summary) = evaluation.run(validation, hybrid, &task, Spreads::default, |spreads, found| {
         spreads.display.as_mut().map(Display::finish);
         found?.first()
     })?;
-    let photos = spreads.photos;
-    let Some(calibration) = Calibration::fit(&photos) else {
-        return Err(reported!(NoData, "{validation} has {} usable photos, wanted at least 100", photos.len()).into());
+    let photos: Vec<SpreadError> = spreads.photos.into_values().collect();
+    let (Some(calibration), Some(checked)) = (Calibration::fit(&photos), cross_checked(&photos)) else {
+        return Err(reported!(NoData, "{validation} has {} usable photos, wanted at least 200", photos.len()).into());
     };
-    let checked = cross_checked(&photos);
     let saved = SavedCalibration {
-        settings: settings(&config, step, is_hybrid),
+        settings: settings(&config, step),
         photos: validation.clone(),
         rows: summary.rows,
         calibration: calibration.clone(),
@@ -116,8 +117,8 @@ pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) 
         values[((values.len() as f64 * level) as usize).min(values.len() - 1)]
     });
     let text = format!(
-        "radii measured on {} photos of {validation}: half of them for the other half, the 50 % radius holds {:.1} % and \
-         the 90 % radius {:.1} % of the true places; the median 90 % radius is {median_km:.0} km, and one radius for all \
+        "radii measured on {} photos of {validation}; for each half of the photos with the radii of the other half, the \
+         50 % radius holds {:.1} % and the 90 % radius {:.1} % of the true places; the median 90 % radius is {median_km:.0} km, and one radius for all \
          photos would be {constant_km:.0} km",
         photos.len(),
         checked[0] * 100.0,
@@ -134,24 +135,27 @@ pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) 
 
 /// The shares of photos within their 50 % and 90 % radii, if the radii of each half of the photos are measured on the
 /// other half.
-fn cross_checked(photos: &[SpreadError]) -> [f64; 2] {
+///
+/// `None` if a half has too few photos.
+fn cross_checked(photos: &[SpreadError]) -> Option<[f64; 2]> {
     let half = |rest: usize| photos.iter().copied().skip(rest).step_by(2).collect::<Vec<SpreadError>>();
     let halves = [half(0), half(1)];
     let mut inside = [0_usize; 2];
     for (own, other) in [(&halves[0], &halves[1]), (&halves[1], &halves[0])] {
-        let Some(fitted) = Calibration::fit(other) else { return [f64::NAN; 2] };
+        let fitted = Calibration::fit(other)?;
         for photo in own {
             let radii = fitted.radii_km(photo.spread_km);
             (0..2).for_each(|level| inside[level] += usize::from(photo.error_km <= radii[level]));
         }
     }
-    inside.map(|count| count as f64 / photos.len() as f64)
+    Some(inside.map(|count| count as f64 / photos.len() as f64))
 }
 
 /// Collects the spread and the error of each photo.
 #[derive(Default)]
 struct Spreads {
-    photos: Vec<SpreadError>,
+    /// The photos by the index of their row.
+    photos: BTreeMap<u64, SpreadError>,
     display: Option<Display>,
 }
 
@@ -161,7 +165,8 @@ impl GangObserver for Spreads {
         let place = |degrees: [f64; 2]| Place::new(Degrees(degrees[0]), Degrees(degrees[1])).ok();
         for row in predicted.rows {
             if let (Some(answer), Some(truth)) = (place(row.answer), row.truth.and_then(place)) {
-                self.photos.push(SpreadError { spread_km: row.spread_km, error_km: answer.distance(truth).0 });
+                let photo = SpreadError { spread_km: row.spread_km, error_km: answer.distance(truth).0 };
+                self.photos.insert(row.index, photo);
             }
         }
         let display = self.display.get_or_insert_with(Display::new);

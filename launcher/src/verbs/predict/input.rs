@@ -23,15 +23,17 @@ pub(super) struct Input {
     pub(super) identity: Value,
     /// Rows that were left out when the input was copied.
     pub(super) bad_rows: u64,
+    /// Whether the input was copied.
+    pub(super) is_copy: bool,
 }
 
 impl Input {
-    /// Opens the input `named`. What is neither shards nor Parquet is copied to a file in `folder`.
+    /// Opens the input `named`. Other files than shards and Parquet are copied to a Parquet file in `folder`.
     pub(super) fn open(named: &str, folder: &Path) -> Result<Self, LaunchError> {
         if named != STDIN && !needs_copy(Path::new(named)) {
             require_shards("INPUT", named)?;
             let identity = json!([named, files_digest(Path::new(named))]);
-            return Ok(Self { location: named.to_owned(), identity, bad_rows: 0 });
+            return Ok(Self { location: named.to_owned(), identity, bad_rows: 0, is_copy: false });
         }
         let to = folder.join("input.parquet");
         let copied = if named == STDIN {
@@ -44,7 +46,7 @@ impl Input {
             tracing::warn!("{bad} rows are left out; {}{}", reasons.join("; "), if bad > 3 { "; ..." } else { "" });
         }
         let identity = json!([named, measure(&to)?.xxh3]);
-        Ok(Self { location: to.display().to_string(), identity, bad_rows: bad })
+        Ok(Self { location: to.display().to_string(), identity, bad_rows: bad, is_copy: true })
     }
 }
 

@@ -17,30 +17,47 @@ use crate::verbs::eval::radii::first_difference;
 /// Describes the prediction that the pieces belong to.
 const JOB: &str = "job.json";
 const PIECE: &str = "piece-";
+/// The other files of the folder: the description, the copied input, the unfinished output and the lock.
+const OTHER_FILES: [&str; 4] = [JOB, "input.parquet", "out", "lock"];
 
 /// The folder, locked by this process.
 pub(super) struct PiecesFolder {
     path: PathBuf,
     files: Files,
+    is_removed: bool,
     _lock: RunLock,
 }
 
+/// Whether a prediction writes files of this name.
+fn is_own(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    OTHER_FILES.contains(&&*name) || name.starts_with(PIECE)
+}
+
 impl PiecesFolder {
-    /// Creates the folder, or opens the folder of an interrupted prediction. With `overwrite`, removes what an
-    /// interrupted prediction has left.
+    /// Creates the folder, or opens the folder of an interrupted prediction. With `overwrite`, removes the pieces of an
+    /// interrupted prediction. Fails if the folder is not the folder of a prediction.
     pub(super) fn open(path: &Path, overwrite: bool) -> Result<Self, LaunchError> {
         let files = Files::real();
-        files.create_folders(path)?;
-        let lock = RunLock::take(path)?;
-        if overwrite {
-            for entry in files.entries(path)? {
-                let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                if name == JOB || name.starts_with(PIECE) {
-                    files.remove_file(&entry)?;
-                }
-            }
+        let entries = if path.exists() { files.entries(path)? } else { Vec::new() };
+        if let Some(other) = entries.iter().find(|entry| !is_own(entry)) {
+            refuse!(Exists, "{} is not a file of a prediction; move it away, or choose another --out", other.display());
         }
-        Ok(Self { path: path.to_owned(), files, _lock: lock })
+        files.create_folders(path)?;
+        let folder = Self { _lock: RunLock::take(path)?, path: path.to_owned(), files, is_removed: false };
+        if overwrite {
+            folder.remove_pieces()?;
+        }
+        Ok(folder)
+    }
+
+    /// Removes all pieces, and then the description of their prediction.
+    fn remove_pieces(&self) -> Result<(), LaunchError> {
+        for number in self.done()? {
+            self.files.remove_file(&self.piece(number))?;
+        }
+        let job = self.path.join(JOB);
+        if job.exists() { Ok(self.files.remove_file(&job)?) } else { Ok(()) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -54,6 +71,8 @@ impl PiecesFolder {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                // Pieces without a description could belong to any prediction.
+                self.remove_pieces()?;
                 self.files.write_atomically(&path, job.to_string().as_bytes())?;
                 return self.done();
             }
@@ -63,8 +82,8 @@ impl PiecesFolder {
         if let Some(name) = first_difference(&recorded, job) {
             refuse!(
                 Exists,
-                "{} is what an interrupted prediction has left, but `{name}` was different; repeat that command, or \
-                 use --overwrite to start again",
+                "{} holds pieces of a prediction with another value of `{name}`; repeat that command, or use --overwrite \
+                 to start again",
                 self.path.display()
             );
         }
@@ -94,8 +113,19 @@ impl PiecesFolder {
     }
 
     /// Removes the folder.
-    pub(super) fn remove(self) -> Result<(), LaunchError> {
+    pub(super) fn remove(mut self) -> Result<(), LaunchError> {
+        self.is_removed = true;
         Ok(self.files.remove_folder(&self.path)?)
+    }
+}
+
+impl Drop for PiecesFolder {
+    /// Removes a folder without pieces, which is of no use to a later command.
+    fn drop(&mut self) {
+        if !self.is_removed && self.done().is_ok_and(|done| done.is_empty()) {
+            // Ignore an error: the command has ended, and the folder does no harm.
+            let _ = self.files.remove_folder(&self.path);
+        }
     }
 }
 
