@@ -162,7 +162,7 @@ fn radii_are_measured_on_validation_photos_and_belong_to_their_settings() {
     ran.exits_with(ExitCode::Success).stderr_has("`eval --calibrate` measures them");
     assert_eq!(ran.json()["calibrated"], false);
     let ran = stage.run("--json --set shards.validation=shards/validation eval --calibrate");
-    ran.exits_with(ExitCode::Success).stderr_has("the 90 % radius");
+    ran.exits_with(ExitCode::Success).stderr_has("radii in checkpoints/small/eval/calibration.json");
     for (row, wanted) in ran.json()["rows"].as_array().expect("the result has rows").iter().zip([0.5, 0.9]) {
         let share = row["share"].as_f64().expect("the share is a number");
         assert!((share - wanted).abs() < 0.1, "{share} of {wanted}");
