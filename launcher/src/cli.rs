@@ -98,18 +98,7 @@ pub enum Verb {
     /// Find the places of photos from their embeddings. Repeat an interrupted command with --out to resume it.
     Predict(PredictRequest),
     /// Write the report of an evaluated run again, or compare several runs: Markdown, JSON, and one HTML page.
-    Report {
-        /// Folders or names of evaluated runs; default: the run that --run names, else the newest run with a
-        /// checkpoint. All runs are compared with the first.
-        #[arg(value_name = "RUN")]
-        runs: Vec<PathBuf>,
-        /// Folder to create for the report; default: RUN/eval for one run, else `report`.
-        #[arg(long, value_name = "DIR")]
-        out: Option<PathBuf>,
-        /// Replace the files of the report in DIR if DIR exists.
-        #[arg(long)]
-        overwrite: bool,
-    },
+    Report(ReportRequest),
     /// Create, check and inspect shards of embeddings.
     #[command(subcommand)]
     Shards(ShardsVerb),
@@ -160,6 +149,24 @@ pub struct PredictRequest {
     #[arg(long)]
     pub samples: bool,
     /// Replace OUT, and start an interrupted prediction of OUT again.
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// Arguments of `report`.
+#[derive(Debug, Args)]
+pub struct ReportRequest {
+    /// Folders or names of evaluated runs; default: the run that --run names, else the newest run with a checkpoint.
+    /// All runs are compared with the first.
+    #[arg(value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// Folder to create for the report; default: RUN/eval for one run, else `report`.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Also show the result of an experiment: a file with the output of `eval --suite NAME --json`. May be repeated.
+    #[arg(long = "experiment", value_name = "FILE")]
+    pub experiments: Vec<PathBuf>,
+    /// Replace the files of the report in DIR if DIR exists.
     #[arg(long)]
     pub overwrite: bool,
 }

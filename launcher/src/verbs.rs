@@ -66,7 +66,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Geoclip(verb) => geoclip::run(verb, global, output),
         Verb::Doctor => doctor::run(global, output),
         Verb::Predict(request) => predict::run(request, global, output),
-        Verb::Report { runs, out, overwrite } => report::run(runs, out.as_deref(), *overwrite, global, output),
+        Verb::Report(request) => report::run(request, global, output),
         Verb::Status => status::run(global, output),
         Verb::Runs => runs::run(global, output),
     }

@@ -323,14 +323,17 @@ fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
     (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
 }
 
-/// The rows of this worker, in runs of consecutive rows. In a prediction, the workers take turns with the pieces that
-/// are not done.
+/// The rows of this worker, in runs of consecutive rows. In a prediction, the workers divide the pieces that are not
+/// done.
 fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64>> {
     let EvalTask::Predict(wanted) = &job.task else { return vec![rows.share(worker.rank, worker.world)] };
     let size = piece_rows(rows.count);
     let open = (0..rows.count.div_ceil(size)).filter(|piece| wanted.done.binary_search(piece).is_err());
-    let own = open.skip(worker.rank as usize).step_by(worker.world as usize);
-    own.map(|piece| piece * size..rows.count.min((piece + 1) * size)).collect()
+    let open: Vec<u64> = open.collect();
+    // Each worker gets neighbouring pieces, so that row groups that span several pieces are read once.
+    let bound = |rank: u32| open.len() * rank as usize / worker.world as usize;
+    let own = open[bound(worker.rank)..bound(worker.rank + 1)].chunk_by(|piece, next| piece + 1 == *next);
+    own.map(|pieces| pieces[0] * size..rows.count.min((pieces[pieces.len() - 1] + 1) * size)).collect()
 }
 
 /// The prediction for a row that was located: the answer of the best method, and what the samples say about it.

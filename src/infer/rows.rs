@@ -218,12 +218,12 @@ impl ImageRows {
         let mut images = Vec::with_capacity(views[0].embeddings.len() / row_bytes);
         for (index, row) in rows.enumerate() {
             let id = taken_id(&self.dataset, block, &mut ids, row)?;
-            let of_view = |view: &BlockRows| view.embeddings[index * row_bytes..(index + 1) * row_bytes].to_vec();
+            let own = index * row_bytes..(index + 1) * row_bytes;
             images.push(Image {
                 row: first_row + u64::from(row),
                 truth: truths.get(index).copied(),
                 id,
-                views: views.iter().flat_map(of_view).collect(),
+                views: views.iter().map(|view| &view.embeddings[own.clone()]).collect::<Vec<_>>().concat(),
             });
         }
         Ok((self.firsts[block as usize]..).zip(images))

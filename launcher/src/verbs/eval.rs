@@ -41,6 +41,15 @@ pub(super) use target::{choose, find};
 
 /// Runs `eval`.
 pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let mut result = evaluate(request, global, output)?;
+    // `report` shows the results of experiments, and must know which experiment it was.
+    if let (Some(suite), Some(fields)) = (request.suite, result.as_object_mut()) {
+        fields.insert("suite".to_owned(), suite.name().into());
+    }
+    Ok(result)
+}
+
+fn evaluate(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
     if let Some(suite) = request.suite {
         suites::refuse_ignored(suite, request, global)?;
         if let Some(found) = suites::run(suite, request, global, output) {

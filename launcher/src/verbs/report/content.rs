@@ -10,6 +10,7 @@ use locdiff_core::metrics::{NamedIntervals, PlaceGroups, THRESHOLDS_KM, compare}
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::experiments::SuiteResult;
 use super::source::{CalibrationTable, EvaluatedRun, PhotoDetail};
 use super::systems::{PhotoSet, System, bootstrap, curve_km, photo_set, shown, system, vectors};
 use crate::error::{LaunchError, reported};
@@ -52,6 +53,8 @@ pub(super) struct ReportContent {
     pub(super) training: Vec<TrainingCurves>,
     /// Photos with samples, alternatives and densities.
     pub(super) images: Vec<RunImage>,
+    /// Results of the paper's experiments.
+    pub(super) experiments: Vec<SuiteResult>,
 }
 
 /// A run and its evaluation.
@@ -156,6 +159,7 @@ impl ReportContent {
                 Some(TrainingCurves { run, curves: training(from) }).filter(|training| !training.curves.is_empty())
             }),
             images: runs.iter().enumerate().flat_map(|(run, from)| images(run, from)).collect(),
+            experiments: Vec::new(),
         })
     }
 }
@@ -180,12 +184,17 @@ fn sets_of(runs: &[EvaluatedRun]) -> Vec<usize> {
 
 /// The distances of the accuracies in the first table that has any.
 fn thresholds_km(runs: &[EvaluatedRun]) -> Vec<f64> {
-    let of_row = |row: &Value| -> Vec<f64> {
-        let keys = row.as_object().into_iter().flat_map(serde_json::Map::keys);
-        keys.filter_map(|key| key.strip_prefix("acc_")?.strip_suffix("km")?.parse().ok()).collect()
-    };
     let rows = runs.iter().flat_map(|run| run.rows("computed"));
-    rows.map(of_row).find(|found| !found.is_empty()).unwrap_or_else(|| THRESHOLDS_KM.to_vec())
+    rows.map(thresholds_of).find(|found| !found.is_empty()).unwrap_or_else(|| THRESHOLDS_KM.to_vec())
+}
+
+/// The distances of the accuracies in a row, ascending.
+pub(super) fn thresholds_of(row: &Value) -> Vec<f64> {
+    let keys = row.as_object().into_iter().flat_map(serde_json::Map::keys);
+    let km = keys.filter_map(|key| key.strip_prefix("acc_")?.strip_suffix("km")?.parse().ok());
+    let mut found: Vec<f64> = km.collect();
+    found.sort_by(f64::total_cmp);
+    found
 }
 
 fn facts(run: &EvaluatedRun) -> RunFacts {

@@ -5,11 +5,13 @@
 //! - `source`: reads an evaluated run from its folder.
 //! - `systems`: the methods of a run with their error curves, and the photos that are shown.
 //! - `content`: the content of a report, computed from the runs. It is also the JSON file.
+//! - `experiments`: the results of the paper's experiments.
 //! - `tables`: the tables for people.
 //! - `markdown`, `page`: the two documents. They escape all text that comes from files.
 //! - `page/`: the script and the style of the page.
 
 mod content;
+mod experiments;
 mod markdown;
 mod page;
 mod source;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::content::{ReportContent, RunFacts};
+use super::experiments::SuiteResult;
 use super::tables::{self, RowGroup, TextTable};
 
 const STYLE: &str = include_str!("page/report.css");
@@ -87,6 +88,11 @@ fn sections(content: &ReportContent) -> Vec<Section> {
         sections.push(Section { id: "training", title: "Training", body: chart("training-curves") + &table });
     }
     let with_heading = |table: &TextTable| format!("<h3>{}</h3>\n{}", table.title, table_html(table));
+    if !content.experiments.is_empty() {
+        let tables = content.experiments.iter().flat_map(SuiteResult::tables);
+        let body = tables.map(|table| with_heading(&table)).collect();
+        sections.push(Section { id: "experiments", title: "The paper's experiments", body });
+    }
     let details = tables::others(content).iter().map(with_heading).collect();
     sections.push(Section { id: "details", title: "Details", body: details });
     sections

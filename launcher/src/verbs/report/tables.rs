@@ -43,8 +43,15 @@ pub(super) struct TextCell {
 }
 
 impl TextCell {
-    fn new(text: impl Into<String>) -> Self {
+    pub(super) fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), interval: None }
+    }
+}
+
+impl TextRow {
+    /// A row with the numbers of `row`, which may be a published row.
+    pub(super) fn grouped(cells: Vec<TextCell>, row: &Value) -> Self {
+        Self { cells, group: if is_published(row) { RowGroup::Published } else { RowGroup::Whole } }
     }
 }
 
@@ -52,9 +59,18 @@ const INTERVALS: &str = "Below each number is its 95 % interval, from a bootstra
 
 /// The results of all runs, and the published rows.
 pub(super) fn results(content: &ReportContent) -> TextTable {
-    let has_published = content.rows.iter().any(is_published);
+    let mut table = score_table("Results", &content.rows, &content.thresholds_km);
+    for (shown, row) in table.rows.iter_mut().zip(&content.rows).filter(|(_, row)| !is_published(row)) {
+        shown.group = group_of(content, row);
+    }
+    table
+}
+
+/// The accuracies and other scores of computed and published rows.
+pub(super) fn score_table(title: &'static str, rows: &[Value], thresholds_km: &[f64]) -> TextTable {
+    let has_published = rows.iter().any(is_published);
     let mut headings = vec!["% of photos within".to_owned()];
-    headings.extend(content.thresholds_km.iter().map(|km| format!("{km} km")));
+    headings.extend(thresholds_km.iter().map(|km| format!("{km} km")));
     headings.extend(["median km", "mean km", "GeoScore", "density", "coverage"].map(str::to_owned));
     let row = |row: &Value| {
         let published = is_published(row);
@@ -62,18 +78,18 @@ pub(super) fn results(content: &ReportContent) -> TextTable {
         let name = row["name"].as_str().unwrap_or(text("method"));
         let name = if published { format!("{name}, {}", text("dataset")) } else { name.to_owned() };
         let mut cells = vec![TextCell::new(name)];
-        cells.extend(content.thresholds_km.iter().map(|km| number(row, &format!("acc_{km}km"), 1, false)));
+        cells.extend(thresholds_km.iter().map(|km| number(row, &format!("acc_{km}km"), 1, false)));
         let others = [("median_km", 1), ("mean_km", 0), ("geo_score", 0), ("density", 3), ("coverage", 3)];
         cells.extend(others.map(|(key, decimals)| number(row, key, decimals, false)));
-        TextRow { cells, group: if published { RowGroup::Published } else { group_of(content, row) } }
+        TextRow::grouped(cells, row)
     };
     let published =
         if has_published { " Published rows are not computed here; they may belong to other photos." } else { "" };
     TextTable {
-        title: "Results",
+        title,
         note: format!("{INTERVALS}{published}"),
         headings,
-        rows: content.rows.iter().map(row).collect(),
+        rows: rows.iter().map(row).collect(),
         is_text: false,
     }
 }
@@ -94,40 +110,39 @@ fn differences(content: &ReportContent) -> TextTable {
         let parts = ["method", "less"].map(|key| name_of(&row["run"], row[key].as_str().unwrap_or_default()));
         format!("{} minus {}", parts[0], parts[1])
     };
-    let row = |row: &Value| TextRow { group: group_of(content, row), ..signed(content, name(row), row) };
+    let row = |row: &Value| TextRow {
+        group: group_of(content, row),
+        ..difference_row(&content.thresholds_km, name(row), row)
+    };
     let rows = content.differences.iter().map(row);
-    TextTable {
-        title: "Paired differences",
-        note: "Percentage points; intervals are paired, because both methods located the same photos.".to_owned(),
-        headings: signed_headings(content),
-        rows: rows.collect(),
-        is_text: false,
-    }
+    difference_table("Paired differences", &content.thresholds_km, rows.collect())
 }
 
 /// Each run minus the first one.
 fn between_runs(content: &ReportContent) -> TextTable {
     let rows = content.between_runs.iter().map(|row| {
         let name = format!("{}: {} minus {}", row.name, row.run, row.less);
-        signed(content, name, &json_of(row))
+        difference_row(&content.thresholds_km, name, &json_of(row))
     });
+    difference_table("Runs compared", &content.thresholds_km, rows.collect())
+}
+
+/// A table of differences between scores on the same photos.
+pub(super) fn difference_table(title: &'static str, thresholds_km: &[f64], rows: Vec<TextRow>) -> TextTable {
+    let distances = thresholds_km.iter().map(|km| format!("{km} km"));
     TextTable {
-        title: "Runs compared",
-        note: "Percentage points; intervals are paired, because both runs located the same photos.".to_owned(),
-        headings: signed_headings(content),
-        rows: rows.collect(),
+        title,
+        note: "Percentage points; intervals are paired, because the same photos were located.".to_owned(),
+        headings: std::iter::once("difference".to_owned()).chain(distances).chain(["GeoScore".to_owned()]).collect(),
+        rows,
         is_text: false,
     }
 }
 
-fn signed_headings(content: &ReportContent) -> Vec<String> {
-    let distances = content.thresholds_km.iter().map(|km| format!("{km} km"));
-    std::iter::once("difference".to_owned()).chain(distances).chain(["GeoScore".to_owned()]).collect()
-}
-
-fn signed(content: &ReportContent, name: String, row: &Value) -> TextRow {
+/// A row of a table of differences.
+pub(super) fn difference_row(thresholds_km: &[f64], name: String, row: &Value) -> TextRow {
     let mut cells = vec![TextCell::new(name)];
-    cells.extend(content.thresholds_km.iter().map(|km| number(row, &format!("acc_{km}km"), 1, true)));
+    cells.extend(thresholds_km.iter().map(|km| number(row, &format!("acc_{km}km"), 1, true)));
     cells.push(number(row, "geo_score", 0, true));
     TextRow { cells, group: RowGroup::Whole }
 }
@@ -254,7 +269,7 @@ fn is_published(row: &Value) -> bool {
 }
 
 /// The number `key` of a row, with the interval from `key_lo` to `key_hi` if the row has one.
-fn number(row: &Value, key: &str, decimals: usize, is_signed: bool) -> TextCell {
+pub(super) fn number(row: &Value, key: &str, decimals: usize, is_signed: bool) -> TextCell {
     let text = |value: f64| if is_signed { format!("{value:+.decimals$}") } else { format!("{value:.decimals$}") };
     let Some(value) = row[key].as_f64() else { return TextCell::new("-") };
     // Published numbers keep all their digits.

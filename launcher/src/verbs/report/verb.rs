@@ -6,10 +6,11 @@ use locdiff_core::files::Files;
 use serde_json::{Value, json};
 
 use super::content::ReportContent;
+use super::experiments::SuiteResult;
 use super::markdown::markdown;
 use super::page::page;
 use super::source::EvaluatedRun;
-use crate::cli::Global;
+use crate::cli::{Global, ReportRequest};
 use crate::error::{LaunchError, refuse};
 use crate::output::Output;
 use crate::run_folder::RunLock;
@@ -20,38 +21,34 @@ use crate::verbs::paths::require_new;
 /// Folder of a report about several runs, if `--out` is not given.
 const COMPARISON: &str = "report";
 
-/// Runs `report`. A report about one run replaces the one in `RUN/eval/`, unless `out` names another folder.
-pub(in crate::verbs) fn run(
-    runs: &[PathBuf],
-    out: Option<&Path>,
-    overwrite: bool,
-    global: &Global,
-    output: Output,
-) -> anyhow::Result<Value> {
+/// Runs `report`. A report about one run replaces the one in `RUN/eval/`, unless `--out` names another folder.
+pub(in crate::verbs) fn run(request: &ReportRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let ReportRequest { runs, out, experiments, overwrite } = request;
     hold_signals()?;
-    let folders = match runs {
+    let folders = match runs.as_slice() {
         [] => vec![find_run(None, global, output)?],
         named => named.iter().map(|run| find_run(Some(run), global, output)).collect::<Result<Vec<_>, _>>()?,
     };
     let eval = folders[0].join("eval");
     let (folder, is_own) = match out {
-        Some(out) => (out.to_owned(), false),
+        Some(out) => (out.clone(), false),
         None if folders.len() == 1 => (eval.clone(), true),
         None => (PathBuf::from(COMPARISON), false),
     };
     let name = if out.is_some() { "--out" } else { "report" };
     if !is_own {
-        require_new(name, &folder, overwrite)?;
+        require_new(name, &folder, *overwrite)?;
         if folder.exists() && !folder.is_dir() {
             refuse!(Io, "{name}: {} is a file, wanted a folder", folder.display());
         }
     }
     let mut supervisor = Supervisor::new()?;
-    let target = folder.clone();
+    let (target, experiments) = (folder.clone(), experiments.clone());
     let rows = supervisor.compute(move || {
         // `eval` writes to the same folder.
         let _lock = if is_own && eval.exists() { Some(RunLock::take(&eval)?) } else { None };
-        let content = content(&folders)?;
+        let mut content = content(&folders)?;
+        content.experiments = experiments.iter().map(|path| SuiteResult::read(path)).collect::<Result<Vec<_>, _>>()?;
         write(&content, &target)?;
         Ok(content.rows)
     })?;
