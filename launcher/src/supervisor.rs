@@ -184,7 +184,8 @@ impl Supervisor {
             let thread = std::thread::Builder::new().name(OBSERVING_THREAD.into());
             thread.spawn_scoped(scope, observe).context("cannot start a thread")?;
             let (signals, random_faults) = (&mut self.signals, &mut self.random_faults);
-            let ended = self.runtime.block_on(supervise(gang, &observations, failures, orders, signals, random_faults))?;
+            let ended =
+                self.runtime.block_on(supervise(gang, &observations, failures, orders, signals, random_faults))?;
             if ended.is_observed {
                 return ended.result;
             }

@@ -264,7 +264,10 @@ impl Methods<'_> {
     }
 
     /// The answers of all methods for the images of a block.
-    pub(super) fn answers(&self, Located { block, embeddings_ive, samples }: &Located) -> Result<Vec<LocatedRow>, InferError> {
+    pub(super) fn answers(
+        &self,
+        Located { block, embeddings_ive, samples }: &Located,
+    ) -> Result<Vec<LocatedRow>, InferError> {
         let mut rows = located(block, samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let inputs = (embeddings_ive, samples.as_slice());

@@ -19,7 +19,7 @@ use tch::Device;
 use super::locate::{Methods, device, measure_surroundings, open_engine, predicted};
 use crate::infer::retrieval_data::training_facts;
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
-use crate::infer::{Engine, Image, ImageBlock, InferError, Located, Saved, block_images};
+use crate::infer::{Image, ImageBlock, InferError, Located, Saved, block_images};
 use crate::native::cuda;
 use crate::retrieval::ImageSamples;
 

@@ -11,8 +11,8 @@ use super::error::InferError;
 use super::retrieval_data::{chosen_head, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    DataFacts, Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces, Retriever,
-    Surroundings, Voters, locate, locate_alone, try_settings,
+    DataFacts, Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces,
+    Retriever, Surroundings, Voters, locate, locate_alone, try_settings,
 };
 use crate::shards::{Blocks as _, Dataset, Mask};
 

@@ -1,19 +1,15 @@
 //! Tests of reports: their content, hostile text in the files of a run, and the page in a browser.
 
 use std::path::Path;
-use std::process::Command;
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::{Value, json};
 
-use super::support::{folder, row, stage};
+use super::support::{browse, folder, row, stage};
 use crate::stage::{Stage, Worker};
 
 /// Text that would be markup, code or the end of its element if it were not escaped.
 const HOSTILE: &str = "</script><img src=x onerror=document.title='hacked'>|`<!--\u{2028}&lt;";
-
-/// Exit status of `browse.py` if there is no browser.
-const NO_BROWSER: i32 = 77;
 
 fn read_json(path: &Path) -> Value {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -286,23 +282,4 @@ fn damaged_files_are_named() {
     }
     stage.run("report none").exits_with(ExitCode::NoData).stderr_has("no run `none`");
     stage.run("report bad --out checkpoints/bad/config.toml").exits_with(ExitCode::Exists);
-}
-
-/// Opens a page in a browser without network, does the steps, and returns what `browse.py` prints. `None` if there is no
-/// browser.
-fn browse(stage: &Stage, page: &Path, steps: &Value) -> Option<Value> {
-    let list = stage.path().join("steps.json");
-    std::fs::write(&list, steps.to_string()).expect("the test folder is writable");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/browse.py");
-    let output = Command::new("python3").arg("-B").arg(script).arg(page).arg(list).output().expect("python3 starts");
-    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-    if output.status.code() == Some(NO_BROWSER) {
-        #[expect(clippy::print_stderr, reason = "the message of a skipped test")]
-        {
-            eprintln!("skipped: {err}");
-        }
-        return None;
-    }
-    assert!(output.status.success(), "browse.py failed: {}\n{out}{err}", output.status);
-    Some(serde_json::from_str(&out).unwrap_or_else(|error| panic!("browse.py printed no JSON ({error}): {out}{err}")))
 }

@@ -7,7 +7,7 @@
 //! - `content`: the content of a report, computed from the runs. It is also the JSON file.
 //! - `tables`: the tables for people.
 //! - `markdown`, `page`: the two documents. They escape all text that comes from files.
-//! - `page/`: the script and the style of the page.
+//! - `page/`: the script and the style of the page. `serve` uses the map and the style too.
 
 mod content;
 mod markdown;
@@ -17,4 +17,5 @@ mod systems;
 mod tables;
 mod verb;
 
+pub(super) use page::{MAP_SCRIPT, MAP_STYLE, land_json, source_hash};
 pub(super) use verb::{run, write_beside};
