@@ -120,7 +120,7 @@ fn answers_have_the_bytes_of_predict_alone_in_a_batch_and_among_other_clients() 
         std::thread::scope(|scope| {
             (0..30).for_each(|at| drop(scope.spawn(move || alone(at))));
         });
-        let zeros = format!("{{\"embeddings\": [{}, {}]}}", numbers(1000), json!([0; WIDTH]));
+        let zeros = format!("{{\"embeddings\": [{}, {}]}}", numbers(1000), json!(vec![0; WIDTH]));
         let found = service.post(&zeros);
         match flag {
             "" => assert_eq!(found.0, 200, "{}", found.1),

@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use super::desk::{Desk, NoAnswer};
 use super::guard::{Guard, check_site};
 use super::page::Page;
-use super::question::{BadQuestion, Question, ROWS_MAX};
+use super::question::{BadQuestion, ROWS_MAX, ServeQuestion};
 
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 256;
@@ -48,7 +48,9 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 const CONNECTION_TIME: Duration = Duration::from_secs(600);
 /// Largest body of a request, bytes.
 const BODY_BYTES_MAX: u64 = 4 << 20;
-/// Most bytes of a refused body that are read. A client that still sends its body could not read the refusal.
+/// Most bytes of a refused body that are read, and the time for it. A client that still sends its body could not read the
+/// refusal.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
 const DRAINED_BYTES_MAX: usize = 32 << 20;
 /// Memory for the headers of a request, bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -63,7 +65,7 @@ const SERVER_THREAD: &str = "http";
 /// A policy under which nothing can be loaded or shown in a frame.
 const CLOSED_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 
-type Answer = Response<Full<Bytes>>;
+type HttpAnswer = Response<Full<Bytes>>;
 
 /// All that is needed to answer a request.
 pub(super) struct Site {
@@ -121,6 +123,8 @@ async fn serve_connection(stream: TcpStream, client: IpAddr, site: &Site) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| async move { Ok::<_, Infallible>(site.answer(request, client, own).await) });
     let mut builder = http1::Builder::new();
+    // A client that has sent its request may close its half of the connection and still gets the answer.
+    builder.half_close(true);
     builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIME).max_buf_size(BUFFER_BYTES);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
@@ -170,14 +174,14 @@ impl Site {
         Self { desk, guard, calibration, facts, page: Page::new() }
     }
 
-    async fn answer(&self, request: Request<Incoming>, client: IpAddr, own: SocketAddr) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, client: IpAddr, own: SocketAddr) -> HttpAnswer {
         let (head, mut body) = request.into_parts();
         let mut answer = match self.route(&head, &mut body, client, own).await {
             Ok(answer) => answer,
             Err(refusal) => {
                 // A client that waits for "100 Continue" sends no body after a refusal.
                 if !head.headers.contains_key(EXPECT) {
-                    let _ = timeout(BODY_TIME, drain(&mut body)).await;
+                    let _ = timeout(DRAIN_TIME, drain(&mut body)).await;
                 }
                 let mut answer = json_answer(refusal.status, &json!({ "error": refusal.text }));
                 answer.headers_mut().extend(refusal.header);
@@ -204,7 +208,7 @@ impl Site {
         body: &mut Incoming,
         client: IpAddr,
         own: SocketAddr,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<HttpAnswer, Refusal> {
         if !self.guard.allows(client, Instant::now()) {
             return Err(Refusal::later(StatusCode::TOO_MANY_REQUESTS, "too many requests from this address"));
         }
@@ -226,7 +230,7 @@ impl Site {
     }
 
     /// Whether a worker serves, and what.
-    fn health(&self) -> Result<Answer, Refusal> {
+    fn health(&self) -> Result<HttpAnswer, Refusal> {
         let model = self.desk.model()?;
         let mut found = json!({ "ok": true, "step": model.step, "width": model.width, "rows_max": ROWS_MAX });
         if let (Value::Object(found), Value::Object(facts)) = (&mut found, &self.facts) {
@@ -235,19 +239,19 @@ impl Site {
         Ok(json_answer(StatusCode::OK, &found))
     }
 
-    async fn predict(&self, head: &Parts, body: &mut Incoming) -> Result<Answer, Refusal> {
+    async fn predict(&self, head: &Parts, body: &mut Incoming) -> Result<HttpAnswer, Refusal> {
         if !self.guard.has_token(head) {
             let text = "the token is missing or wrong; send `Authorization: Bearer TOKEN`";
             return Err(Refusal::new(StatusCode::UNAUTHORIZED, text).with(WWW_AUTHENTICATE, "Bearer"));
         }
         check_type_and_length(head)?;
         let width = self.desk.model()?.width as usize;
-        let question = match Question::parse(&read(body).await?, width) {
+        let question = match ServeQuestion::parse(&read(body).await?, width) {
             Ok(question) => question,
             Err(BadQuestion::TooMany(text)) => return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)),
             Err(BadQuestion::Wrong(text)) => return Err(Refusal::new(StatusCode::BAD_REQUEST, text)),
         };
-        let Question { embeddings, ids, with_samples, is_single } = question;
+        let ServeQuestion { embeddings, ids, with_samples, is_single } = question;
         let rows = timeout(ANSWER_TIME, self.locate(embeddings)).await.map_err(|_| {
             let seconds = ANSWER_TIME.as_secs();
             Refusal::later(StatusCode::SERVICE_UNAVAILABLE, format!("there was no answer within {seconds} s"))
@@ -319,7 +323,7 @@ async fn drain(body: &mut Incoming) {
 }
 
 /// An answer with one line of JSON.
-fn json_answer(status: StatusCode, value: &Value) -> Answer {
+fn json_answer(status: StatusCode, value: &Value) -> HttpAnswer {
     let mut answer = Response::new(Full::from(format!("{value}\n")));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -8,7 +8,7 @@ pub(super) const ROWS_MAX: usize = 64;
 
 /// What a client asks.
 #[derive(Debug, PartialEq)]
-pub(super) struct Question {
+pub(super) struct ServeQuestion {
     /// The embeddings: the bits of their float16 numbers.
     pub(super) embeddings: Vec<Vec<u16>>,
     /// The id of each row.
@@ -34,7 +34,7 @@ impl From<String> for BadQuestion {
     }
 }
 
-impl Question {
+impl ServeQuestion {
     /// Reads the body of a request. Embeddings must have `width` numbers.
     pub(super) fn parse(body: &[u8], width: usize) -> Result<Self, BadQuestion> {
         let found: Value =
@@ -139,13 +139,13 @@ mod tests {
 
     #[test]
     fn one_embedding_and_several_are_read() {
-        let one = Question::parse(b"[1, -2.5]", 2).expect("the request is right");
+        let one = ServeQuestion::parse(b"[1, -2.5]", 2).expect("the request is right");
         assert_eq!((one.embeddings, one.is_single), (vec![vec![0x3c00, 0xc100]], true));
         let text = br#"{"embeddings": [[0, 1], [1e-9, 65504]], "ids": ["a", "b"], "samples": true}"#;
-        let several = Question::parse(text, 2).expect("the request is right");
+        let several = ServeQuestion::parse(text, 2).expect("the request is right");
         assert_eq!(several.embeddings, [[0, 0x3c00], [0, 0x7bff]]);
         assert_eq!((several.ids, several.with_samples), (vec!["a".to_owned(), "b".to_owned()], true));
-        let plain = Question::parse(br#"{"embeddings": [[0, 1]]}"#, 2).expect("the request is right");
+        let plain = ServeQuestion::parse(br#"{"embeddings": [[0, 1]]}"#, 2).expect("the request is right");
         assert_eq!((plain.ids, plain.with_samples, plain.is_single), (vec!["0".to_owned()], false, false));
     }
 
@@ -174,15 +174,15 @@ mod tests {
             ("{\"embeddings\": [[1, 2]], \"samples\": 1}", "`samples` is a number"),
             ("{\"embedding\": [1, 2]}", "unknown field \"embedding\""),
         ] {
-            match Question::parse(body.as_bytes(), 2) {
+            match ServeQuestion::parse(body.as_bytes(), 2) {
                 Err(BadQuestion::Wrong(text)) => assert!(text.contains(part), "{body}: {text}"),
                 other => panic!("{body}: {other:?}"),
             }
         }
         let many = format!("{{\"embeddings\": [{}]}}", vec!["[1, 2]"; ROWS_MAX + 1].join(", "));
-        let error = Question::parse(many.as_bytes(), 2).expect_err("there are too many rows");
+        let error = ServeQuestion::parse(many.as_bytes(), 2).expect_err("there are too many rows");
         assert_eq!(error, BadQuestion::TooMany("`embeddings` has 65 rows, wanted at most 64 in a request".to_owned()));
         let deep = "[".repeat(100_000);
-        assert!(Question::parse(deep.as_bytes(), 2).is_err());
+        assert!(ServeQuestion::parse(deep.as_bytes(), 2).is_err());
     }
 }

@@ -3,6 +3,10 @@
 const state = { rows: null, answer: null, hovered: null, model: null };
 const part = (id) => host(id);
 
+const SMOOTH_KM = 250;
+// The map shows at least this far around the answer.
+const AROUND_KM = 400;
+
 function fail(text) {
   part("error").replaceChildren(text);
   part("error").hidden = text === "";
@@ -29,11 +33,11 @@ function circle([lat, lon], km) {
   return points;
 }
 
-// The samples, each smoothed over some hundred kilometres, but never smaller than a few pixels.
+// The samples, each smoothed over SMOOTH_KM, but neither smaller than a few pixels nor larger than a part of the map.
 function paintDensity(map, samples) {
   const { context } = map;
-  const radius = Math.max(14, (700 / EARTH_RADIUS_KM) * (180 / Math.PI) * map.scale * 0.8);
-  const alpha = Math.min(0.5, 2.5 / Math.sqrt(samples.length) / 2);
+  const radius = Math.max(16, Math.min(map.height / 6, degrees(SMOOTH_KM / EARTH_RADIUS_KM) * map.scale));
+  const alpha = Math.min(0.6, 1.6 / Math.sqrt(samples.length));
   for (const sample of samples) {
     const [x, y] = map.pixel(sample);
     const stretch = Math.min(6, 1 / Math.max(0.1, Math.cos(radians(sample[0]))));
@@ -114,14 +118,18 @@ function show(answer) {
     map.draw();
   };
   part("places").replaceChildren(...places.map((item) => element("tr", { onmouseenter: look(item), onmouseleave: leave },
-    element("th", { scope: "row" }, element("button", { type: "button", onfocus: look(item), onclick: () => map.fit([item.place, ...near(item.place)]) }, item.name)),
+    element("th", { scope: "row" }, element("button", { type: "button", onfocus: look(item), onclick: () => map.fit([item.place, ...circle(item.place, AROUND_KM)]) }, item.name)),
     element("td", {}, placeText(item.place)), element("td", {}, percent(item.weight)))));
   part("result").hidden = false;
-  map.fit([...places.map((item) => item.place), ...answer.samples]);
+  const around = circle(places[0].place, Math.max(AROUND_KM, answer.radius_90_km ?? 0));
+  map.fit([...places.map((item) => item.place), ...answer.samples, ...around]);
 }
 
-// The samples near a place, to show it with its surroundings.
-const near = (place) => state.answer.samples.filter((sample) => distanceKm(place, sample) < 1000);
+function clear() {
+  state.answer = null;
+  part("result").hidden = true;
+  leave();
+}
 
 function showRows() {
   const several = state.rows !== null && state.rows.length > 1;
@@ -155,6 +163,7 @@ async function locate() {
     part("state").replaceChildren(`${Math.round(performance.now() - begun)} ms`);
   } catch (error) {
     part("state").replaceChildren("");
+    clear();
     fail(error instanceof TypeError ? "the service cannot be reached; is it still running?" : error.message);
   } finally {
     part("locate").disabled = false;
@@ -173,6 +182,7 @@ async function take(file) {
   } catch (error) {
     state.rows = null;
     showRows();
+    clear();
     fail(error.message);
   }
 }
