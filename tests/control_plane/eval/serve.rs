@@ -315,7 +315,7 @@ fn page_answers_pasted_numbers_and_dropped_files_in_a_browser() {
                    document.querySelector('canvas').dispatchEvent(event); return document.getElementById('tip').textContent; })()" },
         { "wheel": [900, 300, -600] }, { "eval": "map.zoom" }, { "click": "button[title='Whole world']" }, { "eval": "map.zoom" },
         drop_rows("photos.csv", &csv), wait, { "eval": "new Promise((done) => setTimeout(done, 300))" }, wait, shown,
-        { "eval": "document.getElementById('row').value = 1; document.getElementById('row').dispatchEvent(new Event('change'))" },
+        { "eval": "document.getElementById('row').value = 1; document.getElementById('row').dispatchEvent(new Event('change')); undefined" },
         wait, shown, shot("serve-file.png"),
         drop_rows("photo.gif", "x"), wait, shown,
         paste("1, 2, x"), { "click": "#locate" }, wait, shown, shot("serve-error.png"),
