@@ -84,9 +84,6 @@ pub fn run(
             }
         }
     };
-    // The first block takes longer, because memory and kernels are prepared. No client should wait for that.
-    let warm_up = answer(vec![image(PhotoToLocate { number: 0, embedding: vec![ONE_HALF; width] })]);
-    warm_up.map(drop).or_else(|error| if is_about_photos(&error) { Ok(()) } else { Err(error) })?;
     send(ToLauncher::Serving(ServedModel {
         step: state.step,
         width: state.embedding_width,
@@ -97,9 +94,6 @@ pub fn run(
         answer_all(next_photos(messages, size)?, width, &mut answer, send)?;
     }
 }
-
-/// The bits of 0.5 in float16.
-const ONE_HALF: u16 = 0x3800;
 
 /// Waits for photos, and takes at most `most`.
 fn next_photos(messages: &Receiver<ToWorker>, most: usize) -> Result<Vec<PhotoToLocate>, InferError> {

@@ -182,7 +182,7 @@ fn hostile_text_stays_text_and_the_page_works_in_a_browser() {
         { "eval": format!("{slider}.value") },
         { "eval": "document.title" },
     ]);
-    let Some(found) = browse(&stage, &eval.join("report.html"), &steps) else { return };
+    let Some(found) = browse(&stage, eval.join("report.html"), &steps) else { return };
     assert_eq!((&found["problems"], &found["requests"]), (&json!([]), &json!([])), "{found}");
     let values = found["values"].as_array().expect("the script prints values");
     assert_eq!(values[..3], [json!("trueReport: <b>run&0"), json!(2), json!("40 of 40 answers")], "{found}");
@@ -210,7 +210,7 @@ fn page_can_neither_run_other_scripts_nor_load_anything() {
         { "eval": "fetch('http://localhost/').then(() => 'loaded', () => 'refused')" },
         { "eval": "document.title" },
     ]);
-    let Some(found) = browse(&stage, &stage.path().join("checkpoints/run/eval/report.html"), &steps) else { return };
+    let Some(found) = browse(&stage, stage.path().join("checkpoints/run/eval/report.html"), &steps) else { return };
     assert_eq!(found["values"], json!([1, 1, "refused", "Report: run"]), "{found}");
     let problems: Vec<&str> = found["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     for what in ["inline script", "the image", "Connecting to"] {
@@ -232,7 +232,7 @@ fn runs_with_other_photos_are_shown_together_but_not_compared() {
     let note = "there/run located other photos than checkpoints/run, so the two are not compared photo by photo";
     assert_eq!(found["notes"], json!([note]));
     let steps = json!([{ "eval": "document.documentElement.dataset.ready" }]);
-    let Some(found) = browse(&stage, &stage.path().join("report/report.html"), &steps) else { return };
+    let Some(found) = browse(&stage, stage.path().join("report/report.html"), &steps) else { return };
     assert_eq!(found, json!({ "problems": [], "requests": [], "values": ["true"] }));
 }
 

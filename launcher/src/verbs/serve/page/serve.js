@@ -47,7 +47,8 @@ function paintDensity(map, samples) {
     const shade = context.createRadialGradient(0, 0, 0, 0, 0, radius);
     for (let step = 0; step <= 4; step += 1) {
       const strength = Math.exp(-((step / 4) ** 2) * 4) * (1 - step / 4);
-      shade.addColorStop(step / 4, `color-mix(in srgb, ${color("density")} ${Math.round(100 * alpha * strength)}%, transparent)`);
+      const opacity = Math.round(255 * alpha * strength).toString(16).padStart(2, "0");
+      shade.addColorStop(step / 4, `${color("density")}${opacity}`);
     }
     context.fillStyle = shade;
     context.beginPath();
