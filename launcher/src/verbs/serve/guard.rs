@@ -218,7 +218,7 @@ mod tests {
         let allowed = (0..3000).filter(|_| guard.allows(one, now)).count();
         assert_eq!(allowed as f64, BURST);
         assert!(guard.allows(other, now));
-        assert!(guard.allows(one, now + Duration::from_millis(2)) && !guard.allows(one, now));
+        assert!(guard.allows(one, now + Duration::from_micros(1500)) && !guard.allows(one, now));
     }
 
     #[test]
