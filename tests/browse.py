@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Opens a page in headless Chromium without network, uses it, and prints what happened as JSON.
+"""Opens a page (a file, or a URL of this machine) in headless Chromium without network, uses it, and prints what happened as JSON.
 
     browse.py PAGE STEPS.json [--size WIDTHxHEIGHT] [--dark]
     browse.py --find
@@ -25,7 +25,7 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:9",
+         "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--proxy-server=127.0.0.1:9",
          "--hide-scrollbars", "--remote-debugging-pipe"]
 NO_BROWSER = 77
 TIMEOUT_S = 60
@@ -161,7 +161,7 @@ class Browser:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", type=Path, nargs="?")
+    parser.add_argument("page", nargs="?")
     parser.add_argument("steps", type=Path, nargs="?")
     parser.add_argument("--find", action="store_true")
     parser.add_argument("--size", default="1280x900")
@@ -175,7 +175,7 @@ def main():
         return 0
     signal.alarm(TIMEOUT_S)
     size = tuple(int(part) for part in arguments.size.split("x"))
-    address = arguments.page.resolve().as_uri()
+    address = arguments.page if arguments.page.startswith("http://127.0.0.1:") else Path(arguments.page).resolve().as_uri()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(profile, size)
         try:

@@ -185,7 +185,8 @@ fn properties(WrittenRow { row, radii_km }: &WrittenRow, with_samples: bool) -> 
     found
 }
 
-fn json_object(written: &WrittenRow, with_samples: bool) -> Value {
+/// A row as one JSON object. Samples are in it only if `with_samples` is true.
+pub fn json_object(written: &WrittenRow, with_samples: bool) -> Value {
     let [lat, lon] = written.row.answer.map(rounded);
     let mut object = json!({ "id": written.row.id, "lat": lat, "lon": lon });
     if let Value::Object(fields) = &mut object {

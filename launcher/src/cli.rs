@@ -3,6 +3,7 @@
 
 mod numbers;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
@@ -73,7 +74,7 @@ pub struct Global {
     /// Largest number of restarts in a row without a new checkpoint.
     #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub max_restarts: Option<u32>,
-    /// File that contains the run's token (not implemented yet).
+    /// With `serve`: file that contains the token that clients must send. With other verbs: not implemented yet.
     #[arg(long, global = true, value_name = "FILE", hide = true)]
     pub token_file: Option<String>,
     /// Print the result as one JSON object on the last line of stdout; all other output goes to stderr.
@@ -97,6 +98,8 @@ pub enum Verb {
     Eval(EvalRequest),
     /// Find the places of photos from their embeddings. Repeat an interrupted command with --out to resume it.
     Predict(PredictRequest),
+    /// Answer over HTTP as `predict` does, and show the answers on a page.
+    Serve(ServeRequest),
     /// Write the report of an evaluated run again, or compare several runs: Markdown, JSON, and one HTML page.
     Report(ReportRequest),
     /// Create, check and inspect shards of embeddings.
@@ -169,6 +172,17 @@ pub struct ReportRequest {
     /// Replace the files of the report in DIR if DIR exists.
     #[arg(long)]
     pub overwrite: bool,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeRequest {
+    /// Address to listen at; port 0 chooses a free port. Any other address than a loopback address needs --token-file.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8787")]
+    pub bind: SocketAddr,
+    /// Also use retrieval: give the answers of LocDiff-H.
+    #[arg(long)]
+    pub hybrid: bool,
 }
 
 /// Arguments of `eval`.

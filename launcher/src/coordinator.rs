@@ -361,7 +361,9 @@ impl Coordinator {
             | ToLauncher::Located(_)
             | ToLauncher::Nearest(_)
             | ToLauncher::Embedded { .. }
-            | ToLauncher::Predicted(_) => vec![Action::Report(message)],
+            | ToLauncher::Predicted(_)
+            | ToLauncher::Serving(_)
+            | ToLauncher::Refused(_) => vec![Action::Report(message)],
         }
     }
 

@@ -119,6 +119,19 @@ impl Supervisor {
         attempt: u32,
         observer: &mut dyn GangObserver,
     ) -> anyhow::Result<GangResult<T>> {
+        self.run_with(config, world, job, attempt, observer, None)
+    }
+
+    /// Like [`Self::run`], but also passes the messages in `orders` to the first worker.
+    pub fn run_with<T: TypedResult>(
+        &mut self,
+        config: &RunConfig,
+        world: &NodeWorkers,
+        job: Job,
+        attempt: u32,
+        observer: &mut dyn GangObserver,
+        orders: Option<&mut mpsc::UnboundedReceiver<ToWorker>>,
+    ) -> anyhow::Result<GangResult<T>> {
         if self.signals.code.is_some() {
             return Err(self.signals.error().into());
         }
@@ -139,7 +152,7 @@ impl Supervisor {
         };
         let observer_limit = Duration::from_secs_f64(supervise.checkpoint_timeout_s);
         let gang = Gang { worker: worker_path()?, world, meeting, job, limits, observer_limit };
-        let GangResult { hellos, results } = match self.run_observed(&gang, observer) {
+        let GangResult { hellos, results } = match self.run_observed(&gang, observer, orders) {
             Err(error) if exit_code_of(&error) == ExitCode::Interrupted => return Err(self.signals.error().into()),
             outcome => outcome?,
         };
@@ -159,6 +172,7 @@ impl Supervisor {
         &mut self,
         gang: &Gang<'_>,
         observer: &mut dyn GangObserver,
+        orders: Option<&mut mpsc::UnboundedReceiver<ToWorker>>,
     ) -> anyhow::Result<GangResult<JobResult>> {
         let observations = Observations::new();
         std::thread::scope(|scope| {
@@ -170,7 +184,8 @@ impl Supervisor {
             let thread = std::thread::Builder::new().name(OBSERVING_THREAD.into());
             thread.spawn_scoped(scope, observe).context("cannot start a thread")?;
             let (signals, random_faults) = (&mut self.signals, &mut self.random_faults);
-            let ended = self.runtime.block_on(supervise(gang, &observations, failures, signals, random_faults))?;
+            let ended =
+                self.runtime.block_on(supervise(gang, &observations, failures, orders, signals, random_faults))?;
             if ended.is_observed {
                 return ended.result;
             }
@@ -230,6 +245,7 @@ async fn supervise(
     gang: &Gang<'_>,
     observations: &Observations,
     mut failures: mpsc::UnboundedReceiver<GangEvent>,
+    mut orders: Option<&mut mpsc::UnboundedReceiver<ToWorker>>,
     signals: &mut Signals,
     random_faults: &mut Option<RandomFaults>,
 ) -> anyhow::Result<Ended> {
@@ -262,6 +278,10 @@ async fn supervise(
                 None => continue,
             },
             Some(failure) = failures.recv() => failure,
+            Some(order) = next_order(&mut orders) => {
+                members.iter().take(1).for_each(|member| member.send(order.clone()));
+                continue;
+            }
             connection = control.listener.accept() => {
                 let (stream, _) = connection.context("cannot accept a connection on the control socket")?;
                 accept_worker(stream, &pids, &events);
@@ -337,6 +357,14 @@ async fn supervise(
     let report = result.as_ref().err().map(anyhow::Error::to_string).unwrap_or_default();
     observations.show_errors(&report, gang.world.slots.len());
     Ok(Ended { result, is_observed: observed.is_some() })
+}
+
+/// The next message for the first worker. Waits forever if there is no queue of such messages.
+async fn next_order(orders: &mut Option<&mut mpsc::UnboundedReceiver<ToWorker>>) -> Option<ToWorker> {
+    match orders {
+        Some(orders) => orders.recv().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The failure of a gang whose logs, events or checkpoints cannot be written within `limit`.

@@ -13,6 +13,7 @@ mod predict;
 mod report;
 mod restarts;
 mod runs;
+mod serve;
 mod shards;
 mod status;
 mod train;
@@ -45,7 +46,8 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
     }
     let global = &cli.global;
     for (flag, value) in [("--rendezvous", &global.rendezvous), ("--token-file", &global.token_file)] {
-        if value.is_some() {
+        let is_used = flag == "--token-file" && matches!(cli.verb, Some(Verb::Serve(_)));
+        if value.is_some() && !is_used {
             return Err(LaunchError::not_yet(flag).into());
         }
     }
@@ -67,6 +69,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Doctor => doctor::run(global, output),
         Verb::Predict(request) => predict::run(request, global, output),
         Verb::Report(request) => report::run(request, global, output),
+        Verb::Serve(request) => serve::run(request, global, output),
         Verb::Status => status::run(global, output),
         Verb::Runs => runs::run(global, output),
     }

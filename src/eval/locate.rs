@@ -20,7 +20,7 @@ use super::likely::LikelyPlaces;
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::overlap::{nearest_km, training_index};
-use crate::infer::retrieval_data::warn_of_other_means;
+use crate::infer::retrieval_data::{data_facts, warn_of_other_means};
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
 use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
 use crate::native::cuda;
@@ -56,7 +56,8 @@ fn open_retrieval(
     rows: &ImageRows,
     progress: impl FnMut(usize, usize),
 ) -> Result<Option<Retrieval>, InferError> {
-    Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0, progress)
+    let facts = || data_facts(&job.data, &rows.dataset, &rows.mask, job.config.retrieval.head);
+    Retrieval::open(job, facts, (device(worker), worker.threads as usize), worker.rank == 0, progress)
 }
 
 /// Embeds the gallery of an evaluation and caches the embeddings on disk, so that the workers of the evaluation only
@@ -73,7 +74,7 @@ pub fn embed_gallery(
     if job.task.needs_truth() {
         TruthFile::open(&job.data, &rows, &job.config)?;
     }
-    let job = with_chosen_head(job, &rows, false)?;
+    let job = with_chosen_head(job, Some(&rows), rows.dataset.width(), false)?;
     if job.config.retrieval.head == RetrievalHead::Knn {
         return Ok(None);
     }
@@ -89,7 +90,7 @@ pub fn run(
     send: &mut dyn FnMut(ToLauncher) -> Result<(), InferError>,
 ) -> Result<EvalSummary, InferError> {
     let rows = open_rows(job, worker)?;
-    let job = &with_chosen_head(job, &rows, worker.rank == 0)?;
+    let job = &with_chosen_head(job, Some(&rows), rows.dataset.width(), worker.rank == 0)?;
     let config = &job.config;
     let truth = if job.task.needs_truth() { TruthFile::open(&job.data, &rows, config)? } else { None };
     if job.task == EvalTask::Tune && worker.rank == 0 {
@@ -101,22 +102,11 @@ pub fn run(
         let models = std::iter::once(&*job.checkpoint).chain(head.then(|| Path::new(&config.retrieval.run)));
         models.into_iter().try_for_each(|model| warn_of_other_means(model, config.shards.mean_views))?;
     }
-    // With the head "knn", the gallery consists of the training photos.
-    let is_of_places = retrieval.is_some() && config.retrieval.head != RetrievalHead::Knn;
-    let measures = is_of_places && config.train.method == TrainMethod::Locdiff;
     let sends_nearest = worker.rank == 0 && job.task == EvalTask::Evaluate;
-    let training = (measures || sends_nearest && (is_of_places || retrieval.is_none()))
-        .then(|| training_index(config, None))
-        .flatten();
-    if let Some(retrieval) = &mut retrieval {
-        let index = training.as_ref().filter(|_| measures);
-        let training_km = index.map(|index| nearest_km(index, retrieval.gallery().points()));
-        let prior = if is_of_places { config.eval.prior } else { Prior::Training };
-        retrieval.measure_surroundings(prior, training_km.as_deref());
-    }
+    let training = measure_surroundings(config, retrieval.as_mut(), sends_nearest);
     let SavedState { step, degree, .. } = Saved::open(&job.checkpoint)?.state;
     let engine = match config.train.method {
-        TrainMethod::Locdiff => Some(open_engine(job, worker, &rows, retrieval.as_ref())?),
+        TrainMethod::Locdiff => Some(open_engine(job, worker, rows.dataset.width(), retrieval.as_ref())?),
         TrainMethod::Geoclip => None,
     };
     if sends_nearest {
@@ -173,15 +163,37 @@ pub fn run(
     })
 }
 
-/// The engine with the network of the job's checkpoint.
-fn open_engine(
+/// Measures the surroundings of the gallery points. Returns an index of the training places, if it was made for this
+/// purpose, or for the distances to known places that `sends_nearest` asks for.
+pub(super) fn measure_surroundings(
+    config: &RunConfig,
+    retrieval: Option<&mut Retrieval>,
+    sends_nearest: bool,
+) -> Option<SphereIndex> {
+    // With the head "knn", the gallery consists of the training photos.
+    let is_of_places = retrieval.is_some() && config.retrieval.head != RetrievalHead::Knn;
+    let measures = is_of_places && config.train.method == TrainMethod::Locdiff;
+    let training = (measures || sends_nearest && (is_of_places || retrieval.is_none()))
+        .then(|| training_index(config, None))
+        .flatten();
+    if let Some(retrieval) = retrieval {
+        let index = training.as_ref().filter(|_| measures);
+        let training_km = index.map(|index| nearest_km(index, retrieval.gallery().points()));
+        let prior = if is_of_places { config.eval.prior } else { Prior::Training };
+        retrieval.measure_surroundings(prior, training_km.as_deref());
+    }
+    training
+}
+
+/// The engine with the network of the job's checkpoint. `width` is the width of the embeddings to locate.
+pub(super) fn open_engine(
     job: &EvalJob,
     worker: &WorkerSlot,
-    rows: &ImageRows,
+    width: usize,
     retrieval: Option<&Retrieval>,
 ) -> Result<Engine, InferError> {
     let (config, trained) = (&job.config, Trained::open(&job.checkpoint, device(worker))?);
-    trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
+    trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, width)?;
     let anchors = anchors(config, &trained, retrieval)?;
     trained.check(&config.eval)?;
     Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)
@@ -223,14 +235,14 @@ fn send_nearest(
 }
 
 /// The methods that the job evaluates, besides LocDiff.
-struct Methods<'a> {
-    retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
-    is_tuning: bool,
+pub(super) struct Methods<'a> {
+    pub(super) retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
+    pub(super) is_tuning: bool,
 }
 
 impl Methods<'_> {
     /// The answers of retrieval alone, for a run that has trained only a head.
-    fn answers_of_retrieval(
+    pub(super) fn answers_of_retrieval(
         &self,
         block: &ImageBlock,
         device: Device,
@@ -252,7 +264,10 @@ impl Methods<'_> {
     }
 
     /// The answers of all methods for the images of a block.
-    fn answers(&self, Located { block, embeddings_ive, samples }: &Located) -> Result<Vec<LocatedRow>, InferError> {
+    pub(super) fn answers(
+        &self,
+        Located { block, embeddings_ive, samples }: &Located,
+    ) -> Result<Vec<LocatedRow>, InferError> {
         let mut rows = located(block, samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let inputs = (embeddings_ive, samples.as_slice());
@@ -337,7 +352,11 @@ fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64
 }
 
 /// The prediction for a row that was located: the answer of the best method, and what the samples say about it.
-fn predicted(row: LocatedRow, samples: &ImageSamples, wanted: &Prediction) -> Result<PredictedRow, InferError> {
+pub(super) fn predicted(
+    row: LocatedRow,
+    samples: &ImageSamples,
+    wanted: &Prediction,
+) -> Result<PredictedRow, InferError> {
     let LocatedRow { index, id, truth, answers, .. } = row;
     let answer = answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
     let likely = LikelyPlaces::of(Place::new(Degrees(answer[0]), Degrees(answer[1]))?.into(), &samples.samples);

@@ -3,6 +3,7 @@
 //!
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation, or of a prediction.
+//! - [`serve`]: locates single photos as the launcher sends them, with a model that stays loaded.
 //! - [`likely`]: sums up the samples of an image.
 //! - [`truth`]: reads the true places of the test rows from a file. They override the coordinates in the shards.
 //! - [`perturbation`]: adds noise to codes, and measures how far the noise moves the mode of a code's density.
@@ -12,4 +13,5 @@
 pub mod likely;
 pub mod locate;
 pub mod perturbation;
+pub mod serve;
 pub mod truth;

@@ -58,6 +58,21 @@ pub fn data_facts(
     Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length, place_rank: None })
 }
 
+/// Facts about photos that are not known yet, with embeddings of the width `width`. They are taken from the training
+/// shards, if these can be read and their embeddings have this width.
+pub fn training_facts(shards: &ShardsConfig, width: usize, head: RetrievalHead) -> Result<DataFacts, InferError> {
+    match Dataset::open(&shards.train, shards).ok().filter(|training| training.width() == width) {
+        Some(training) => data_facts(&shards.train, &training, &Mask::none(), head),
+        None => Ok(DataFacts {
+            location: "the photos".to_owned(),
+            width,
+            image_head: DataHead::Unknown,
+            mean_length: None,
+            place_rank: None,
+        }),
+    }
+}
+
 /// A sample of the photos in a data set.
 struct PhotoSample {
     /// Embeddings of the first stored view, f32.

@@ -8,18 +8,24 @@ use locdiff_core::tuning::Trials;
 use tch::{Device, Tensor};
 
 use super::error::InferError;
-use super::retrieval_data::{chosen_head, data_facts, open};
+use super::retrieval_data::{chosen_head, open};
 use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces, Retriever,
-    Surroundings, Voters, locate, locate_alone, try_settings,
+    DataFacts, Exclusion, Gallery, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, RetrievedPlaces,
+    Retriever, Surroundings, Voters, locate, locate_alone, try_settings,
 };
 use crate::shards::{Blocks as _, Dataset, Mask};
 
 /// If the retrieval head of the job is "auto", replaces it with a head that fits the rows to evaluate. A prediction must
-/// not depend on its other rows, so its head fits the training shards, if they can be read and have a manifest. Logs the
-/// choice if `is_logging` is true. A job that uses neither a head nor a gallery is returned unchanged.
-pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Result<EvalJob, InferError> {
+/// not depend on its other rows, so its head fits the training shards, if they can be read and have a manifest. `rows` is
+/// `None` if the photos are not known yet. `width` is the width of their embeddings. Logs the choice if `is_logging` is
+/// true. A job that uses neither a head nor a gallery is returned unchanged.
+pub fn with_chosen_head(
+    job: &EvalJob,
+    rows: Option<&ImageRows>,
+    width: usize,
+    is_logging: bool,
+) -> Result<EvalJob, InferError> {
     let mut job = job.clone();
     if job.hybrid == HybridRequest::No && job.config.eval.anchors == DecodeAnchors::Grid {
         return Ok(job);
@@ -28,11 +34,22 @@ pub fn with_chosen_head(job: &EvalJob, rows: &ImageRows, is_logging: bool) -> Re
     let training = matches!(job.task, EvalTask::Predict(_))
         .then(|| Dataset::open(&job.config.shards.train, &job.config.shards).ok())
         .flatten()
-        .filter(|found| found.manifest().is_some() && found.width() == rows.dataset.width())
+        .filter(|found| found.manifest().is_some() && found.width() == width)
         .map(|found| (found, Mask::none()));
-    let (location, data) = match &training {
-        Some((dataset, mask)) => (&job.config.shards.train, (dataset, mask)),
-        None => (&job.data, (&rows.dataset, &rows.mask)),
+    let (location, data) = match (&training, rows) {
+        (Some((dataset, mask)), _) => (&job.config.shards.train, (dataset, mask)),
+        (None, Some(rows)) => (&job.data, (&rows.dataset, &rows.mask)),
+        (None, None) if config.wanted_head() == RetrievalHead::Auto => {
+            return Err(InferError::Config(format!(
+                "retrieval.head is \"auto\", but no training shards with a manifest and embeddings of width {width} are at \
+                 {} (shards.train), so no head can be chosen; set retrieval.head",
+                job.config.shards.train
+            )));
+        }
+        (None, None) => {
+            job.config.retrieval.head = config.wanted_head();
+            return Ok(job);
+        }
     };
     // Without retrieval, a head that the user chose is only the name of a gallery.
     let is_logging = is_logging && (config.head == RetrievalHead::Auto || job.hybrid != HybridRequest::No);
@@ -56,13 +73,13 @@ pub struct Retrieval {
 }
 
 impl Retrieval {
-    /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
+    /// Opens the gallery and the head of a job. `facts` describes the photos. Returns `None` if the job does not ask for retrieval, or if retrieval
     /// is optional and cannot be done with this data and memory. In the second case, logs a warning if `is_logging` is
     /// true. Retrieval is never optional in a job that tunes LocDiff-H. While gallery points are embedded, calls
     /// `progress` with the number of points done and the number of all points.
     pub fn open(
         job: &EvalJob,
-        rows: &ImageRows,
+        facts: impl FnOnce() -> Result<DataFacts, InferError>,
         (device, threads): (Device, usize),
         is_logging: bool,
         progress: impl FnMut(usize, usize),
@@ -73,8 +90,7 @@ impl Retrieval {
             HybridRequest::Wanted => (u64::MAX, false),
             HybridRequest::IfItFits { gallery_bytes_max } => (gallery_bytes_max, job.task != EvalTask::Tune),
         };
-        let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
-        match open(config, &job.config.shards, (&facts, bytes_max), device, threads, progress) {
+        match open(config, &job.config.shards, (&facts()?, bytes_max), device, threads, progress) {
             Ok((gallery, head)) => {
                 // In a gallery of photos, several neighbours vote on the answer. In a gallery of places, the best
                 // gallery point is the answer.

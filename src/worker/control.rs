@@ -93,7 +93,7 @@ impl Control {
                 match message {
                     ToWorker::Stop => stop::request(),
                     // A send fails if the receiver was dropped. This is no error: once the workers are connected,
-                    // only training jobs read messages.
+                    // only training jobs and `serve` read messages.
                     message => drop(inbox.send(message)),
                 }
             }

@@ -1,25 +1,38 @@
-//! Evaluation jobs. A worker sends each block of located rows to the launcher as soon as the block is ready, and sends
+//! Evaluation jobs and `serve`. In an evaluation, a worker sends each block of located rows to the launcher as soon as the block is ready, and sends
 //! a summary at the end.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 use anyhow::Context as _;
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff_core::config::RunConfig;
-use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, ToLauncher, TruthWritten, WorkerSlot};
+use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, ToLauncher, ToWorker, TruthWritten, WorkerSlot};
 use parquet::arrow::ArrowWriter;
 
 use super::control::Control;
 use super::error::JobError;
-use crate::eval::locate;
+use crate::eval::{locate, serve};
 use crate::infer::{ImageRows, InferError};
 
 /// Locates this worker's rows.
 pub(super) fn run(job: &EvalJob, control: &mut Control, slot: &WorkerSlot) -> Result<EvalSummary, JobError> {
     let mut send = |message| control.send(&message).map_err(|error| InferError::Launcher(error.to_string()));
     Ok(locate::run(job, slot, &mut send)?)
+}
+
+/// Locates the photos that the launcher sends, until the launcher ends this process.
+pub(super) fn serve(
+    job: &EvalJob,
+    control: &mut Control,
+    messages: &Receiver<ToWorker>,
+    slot: &WorkerSlot,
+) -> Result<Infallible, JobError> {
+    let mut send = |message| control.send(&message).map_err(|error| InferError::Launcher(error.to_string()));
+    Ok(serve::run(job, slot, messages, &mut send)?)
 }
 
 /// Embeds the gallery, once for all workers.

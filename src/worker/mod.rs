@@ -78,6 +78,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         }
         Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
         Job::Gallery(job) => eval::embed_gallery(&job, control, &slot)?.into(),
+        Job::Serve(job) => match eval::serve(&job, control, &messages, &slot)? {},
         Job::BenchShdd => bench_shdd::run(&slot)?.into(),
         Job::BenchTrain(job) => {
             let ranks = rendezvous::connect(control, &messages, &slot, &meeting)?;
@@ -100,7 +101,9 @@ fn phase_of(job: &Job) -> WorkPhase {
         | Job::BenchShdd
         | Job::BenchTrain(_) => WorkPhase::Step,
         Job::Export(_) => WorkPhase::Checkpoint,
-        Job::Eval(_) | Job::Gallery(_) | Job::Perturbation { .. } | Job::BenchSample(_) => WorkPhase::Evaluation,
+        Job::Eval(_) | Job::Gallery(_) | Job::Serve(_) | Job::Perturbation { .. } | Job::BenchSample(_) => {
+            WorkPhase::Evaluation
+        }
     }
 }
 

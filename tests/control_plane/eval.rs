@@ -12,5 +12,6 @@ mod predict;
 mod predictions;
 mod refusals;
 mod report;
+mod serve;
 mod suites;
 mod support;

@@ -69,10 +69,41 @@ const PIECE_ROWS_MIN: u64 = 256;
 /// Most rows in a piece. The launcher keeps the unfinished pieces in memory.
 const PIECE_ROWS_MAX: u64 = 4096;
 
+/// A photo to locate while a worker serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhotoToLocate {
+    /// Number that the launcher gave the photo. The answer has this number as [`PredictedRow::index`].
+    pub number: u64,
+    /// The embedding: the bits of its float16 numbers.
+    pub embedding: Vec<u16>,
+}
+
+/// A photo that cannot be located, for example because LocDiff-H cannot use an embedding of zeros.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedPhoto {
+    /// Number of the photo.
+    pub number: u64,
+    /// Why the photo cannot be located.
+    pub reason: String,
+}
+
+/// The model that a worker serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedModel {
+    /// Training steps of the checkpoint.
+    pub step: u64,
+    /// Width of the embeddings that the model takes.
+    pub width: u32,
+    /// Retrieval head that makes the queries; `None` without retrieval.
+    pub head: Option<RetrievalHead>,
+    /// Number of gallery points; `None` without retrieval.
+    pub gallery_points: Option<u64>,
+}
+
 /// Rows that a rank has predicted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PredictedRows {
-    /// Number of usable rows in the whole data set.
+    /// Number of usable rows in the whole data set; 0 while a worker serves.
     pub of_rows: u64,
     /// The predicted rows.
     pub rows: Vec<PredictedRow>,
@@ -81,7 +112,7 @@ pub struct PredictedRows {
 /// The prediction for one row. Each place is a pair of latitude and longitude, degrees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PredictedRow {
-    /// Index of the row among the usable rows of the data set, from 0.
+    /// Index of the row among the usable rows of the data set, from 0; or [`PhotoToLocate::number`].
     pub index: u64,
     /// Identifier of the row.
     pub id: String,

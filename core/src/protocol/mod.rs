@@ -28,7 +28,8 @@ use crate::pulse::Beat;
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
     Alternative, EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method,
-    NearestKnown, PredictedRow, PredictedRows, Prediction, TruthWritten, TuningErrors, piece_rows,
+    NearestKnown, PhotoToLocate, PredictedRow, PredictedRows, Prediction, RefusedPhoto, ServedModel, TruthWritten,
+    TuningErrors, piece_rows,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
@@ -47,7 +48,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -149,6 +150,8 @@ pub enum Job {
     Eval(Box<EvalJob>),
     /// Compute the embeddings of an evaluation's gallery and store them on disk.
     Gallery(Box<EvalJob>),
+    /// Load a model, and locate the photos that the launcher sends until the launcher ends. Only one worker takes part.
+    Serve(Box<EvalJob>),
 }
 
 impl Job {
@@ -167,6 +170,7 @@ impl Job {
             Self::Export(_) => "checkpoint export",
             Self::Eval(_) => "eval",
             Self::Gallery(_) => "eval --hybrid (gallery)",
+            Self::Serve(_) => "serve",
         }
     }
 }
@@ -193,6 +197,8 @@ pub enum ToWorker {
     Stop,
     /// Inject a fault.
     Inject(InjectedFault),
+    /// Locate a photo, if the job is [`Job::Serve`].
+    Locate(PhotoToLocate),
 }
 
 /// The error of a worker.
@@ -232,8 +238,12 @@ pub enum ToLauncher {
     Parts(PartsWritten),
     /// Rows of an evaluation, with the locations that this worker found.
     Located(LocatedRows),
-    /// Rows of a data set, with the predictions of this worker.
+    /// Rows of a data set, or photos of [`ToWorker::Locate`], with the predictions of this worker.
     Predicted(PredictedRows),
+    /// The worker has loaded its model and waits for photos.
+    Serving(ServedModel),
+    /// A photo of [`ToWorker::Locate`] cannot be located.
+    Refused(RefusedPhoto),
     /// From rank 0, in the order of the rows: how near the test rows are to known places.
     Nearest(NearestKnown),
     /// Progress of embedding the gallery of an evaluation.

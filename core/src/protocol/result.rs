@@ -1,6 +1,8 @@
 //! The results of all jobs. The launcher extracts a result by its type. If the worker sent the result of another kind
 //! of job, the extraction fails with [`WrongResult`].
 
+use std::convert::Infallible;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -61,6 +63,15 @@ macro_rules! results {
             }
         )*
     };
+}
+
+/// A worker that serves ends without a result, so any result is wrong.
+impl TryFrom<JobResult> for Infallible {
+    type Error = WrongResult;
+
+    fn try_from(result: JobResult) -> Result<Self, WrongResult> {
+        Err(WrongResult { got: result.name(), want: "serve" })
+    }
 }
 
 results! {

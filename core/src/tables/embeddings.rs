@@ -87,6 +87,17 @@ pub fn copy_lines(source: &mut dyn BufRead, name: &Path, to: &Path) -> Result<Co
 /// The id of a row, if it has one, and its numbers. The error says why the row is bad.
 type ParsedRow = Result<(Option<String>, Vec<f32>), String>;
 
+/// The numbers of an embedding as float16. The error names the first number that float16 cannot hold.
+pub fn to_halves(values: &[f32]) -> Result<Vec<f16>, String> {
+    let halves: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
+    match halves.iter().position(|half| !half.is_finite()) {
+        Some(element) => {
+            Err(format!("element {element} is {}, wanted a number that float16 can hold", values[element]))
+        }
+        None => Ok(halves),
+    }
+}
+
 fn parse_line(text: &str) -> ParsedRow {
     #[derive(Deserialize)]
     struct Object {
@@ -214,13 +225,7 @@ impl<'a> Copy<'a> {
                 self.width
             ));
         }
-        let halves: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
-        match halves.iter().position(|half| !half.is_finite()) {
-            Some(element) => {
-                Err(format!("element {element} is {}, wanted a number that float16 can hold", values[element]))
-            }
-            None => Ok(halves),
-        }
+        to_halves(values)
     }
 
     fn write_group(&mut self) -> Result<(), TableError> {

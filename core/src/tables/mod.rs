@@ -25,7 +25,7 @@ mod select;
 mod split;
 mod table;
 
-pub use embeddings::{CopiedRows, copy_embeddings, copy_lines, needs_copy};
+pub use embeddings::{CopiedRows, copy_embeddings, copy_lines, needs_copy, to_halves};
 pub use error::TableError;
 pub use ids::id;
 pub use matrix::Matrix;

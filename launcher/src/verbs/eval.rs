@@ -36,7 +36,7 @@ use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Supervisor, hold_signals};
 
-pub(super) use evaluation::{Evaluation, after_training};
+pub(super) use evaluation::{Evaluation, after_training, prepared_job};
 pub(super) use target::{choose, find};
 
 /// Runs `eval`.

@@ -1,19 +1,15 @@
 //! Tests of reports: their content, hostile text in the files of a run, and the page in a browser.
 
 use std::path::Path;
-use std::process::Command;
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::{Value, json};
 
-use super::support::{folder, row, stage};
+use super::support::{browse, folder, row, stage};
 use crate::stage::{Stage, Worker};
 
 /// Text that would be markup, code or the end of its element if it were not escaped.
 const HOSTILE: &str = "</script><img src=x onerror=document.title='hacked'>|`<!--\u{2028}&lt;";
-
-/// Exit status of `browse.py` if there is no browser.
-const NO_BROWSER: i32 = 77;
 
 fn read_json(path: &Path) -> Value {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -186,7 +182,7 @@ fn hostile_text_stays_text_and_the_page_works_in_a_browser() {
         { "eval": format!("{slider}.value") },
         { "eval": "document.title" },
     ]);
-    let Some(found) = browse(&stage, &eval.join("report.html"), &steps) else { return };
+    let Some(found) = browse(&stage, eval.join("report.html"), &steps) else { return };
     assert_eq!((&found["problems"], &found["requests"]), (&json!([]), &json!([])), "{found}");
     let values = found["values"].as_array().expect("the script prints values");
     assert_eq!(values[..3], [json!("trueReport: <b>run&0"), json!(2), json!("40 of 40 answers")], "{found}");
@@ -214,7 +210,7 @@ fn page_can_neither_run_other_scripts_nor_load_anything() {
         { "eval": "fetch('http://localhost/').then(() => 'loaded', () => 'refused')" },
         { "eval": "document.title" },
     ]);
-    let Some(found) = browse(&stage, &stage.path().join("checkpoints/run/eval/report.html"), &steps) else { return };
+    let Some(found) = browse(&stage, stage.path().join("checkpoints/run/eval/report.html"), &steps) else { return };
     assert_eq!(found["values"], json!([1, 1, "refused", "Report: run"]), "{found}");
     let problems: Vec<&str> = found["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     for what in ["inline script", "the image", "Connecting to"] {
@@ -236,7 +232,7 @@ fn runs_with_other_photos_are_shown_together_but_not_compared() {
     let note = "there/run located other photos than checkpoints/run, so the two are not compared photo by photo";
     assert_eq!(found["notes"], json!([note]));
     let steps = json!([{ "eval": "document.documentElement.dataset.ready" }]);
-    let Some(found) = browse(&stage, &stage.path().join("report/report.html"), &steps) else { return };
+    let Some(found) = browse(&stage, stage.path().join("report/report.html"), &steps) else { return };
     assert_eq!(found, json!({ "problems": [], "requests": [], "values": ["true"] }));
 }
 
@@ -286,23 +282,4 @@ fn damaged_files_are_named() {
     }
     stage.run("report none").exits_with(ExitCode::NoData).stderr_has("no run `none`");
     stage.run("report bad --out checkpoints/bad/config.toml").exits_with(ExitCode::Exists);
-}
-
-/// Opens a page in a browser without network, does the steps, and returns what `browse.py` prints. `None` if there is no
-/// browser.
-fn browse(stage: &Stage, page: &Path, steps: &Value) -> Option<Value> {
-    let list = stage.path().join("steps.json");
-    std::fs::write(&list, steps.to_string()).expect("the test folder is writable");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/browse.py");
-    let output = Command::new("python3").arg("-B").arg(script).arg(page).arg(list).output().expect("python3 starts");
-    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-    if output.status.code() == Some(NO_BROWSER) {
-        #[expect(clippy::print_stderr, reason = "the message of a skipped test")]
-        {
-            eprintln!("skipped: {err}");
-        }
-        return None;
-    }
-    assert!(output.status.success(), "browse.py failed: {}\n{out}{err}", output.status);
-    Some(serde_json::from_str(&out).unwrap_or_else(|error| panic!("browse.py printed no JSON ({error}): {out}{err}")))
 }

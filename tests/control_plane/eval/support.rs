@@ -1,6 +1,8 @@
 //! Support for tests that evaluate a small trained model on small shards.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
@@ -17,6 +19,9 @@ pub(super) const BASE: &str = "--device cpu --json --run small --set model.degre
     --set shards.train=shards/train --set shards.test=shards/test --set shards.validation=\"\" --set eval.samples=4 \
     --set eval.sampler_steps=4 --set eval.anchors=grid --set eval.grid_points=2000 --set eval.every=0 --set retrieval.head=knn \
     --set retrieval.radius_km=2000";
+
+/// Exit status of `browse.py` if there is no browser.
+const NO_BROWSER: i32 = 77;
 
 /// The names of the accuracies in a JSON result.
 pub(super) const ACCURACIES: [&str; 5] = ["acc_1km", "acc_25km", "acc_200km", "acc_750km", "acc_2500km"];
@@ -54,4 +59,23 @@ pub(super) fn read(stage: &Stage, name: &str) -> String {
 pub(super) fn row<'a>(result: &'a Value, method: &str) -> &'a Value {
     let rows = result["rows"].as_array().expect("the result has rows");
     rows.iter().find(|row| row["method"] == method).unwrap_or_else(|| panic!("no {method} in {result}"))
+}
+
+/// Opens a page, a file or a URL of this machine, in a browser without network, does the steps, and returns what `browse.py` prints. `None` if there is no
+/// browser.
+pub(super) fn browse(stage: &Stage, page: impl AsRef<OsStr>, steps: &Value) -> Option<Value> {
+    let list = stage.path().join("steps.json");
+    std::fs::write(&list, steps.to_string()).expect("the test folder is writable");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/browse.py");
+    let output = Command::new("python3").arg("-B").arg(script).arg(page).arg(list).output().expect("python3 starts");
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    if output.status.code() == Some(NO_BROWSER) {
+        #[expect(clippy::print_stderr, reason = "the message of a skipped test")]
+        {
+            eprintln!("skipped: {err}");
+        }
+        return None;
+    }
+    assert!(output.status.success(), "browse.py failed: {}\n{out}{err}", output.status);
+    Some(serde_json::from_str(&out).unwrap_or_else(|error| panic!("browse.py printed no JSON ({error}): {out}{err}")))
 }

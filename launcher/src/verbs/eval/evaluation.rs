@@ -210,24 +210,13 @@ impl Evaluation<'_> {
     pub(in crate::verbs) fn run<Observer: GangObserver>(
         &mut self,
         data: &str,
-        mut hybrid: HybridRequest,
+        hybrid: HybridRequest,
         task: &EvalTask,
         mut observer: impl FnMut() -> Observer,
         mut finish: impl FnMut(&mut Observer, anyhow::Result<GangResult<EvalSummary>>) -> anyhow::Result<EvalSummary>,
     ) -> anyhow::Result<(Observer, EvalSummary)> {
-        let mut config = self.resolved.config.clone();
-        if config.train.method == TrainMethod::Geoclip {
-            hybrid = HybridRequest::Wanted;
-            config.retrieval.head = RetrievalHead::Trained;
-            config.retrieval.run = self.checkpoint.path.display().to_string();
-        } else if hybrid != HybridRequest::No && config.retrieval.wanted_head() == RetrievalHead::Trained {
-            config.retrieval.run = head_checkpoint(&config)?.display().to_string();
-        }
-        require_files(&config, data, hybrid, task.needs_truth())?;
-        let needs_gallery = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
-        let (checkpoint, data, task) = (self.checkpoint.path.clone(), data.to_owned(), task.clone());
-        let job = EvalJob { config, checkpoint, data, hybrid, task };
-        if needs_gallery {
+        let job = prepared_job(self.resolved.config.clone(), self.checkpoint, data, hybrid, task)?;
+        if job.hybrid != HybridRequest::No && job.config.retrieval.may_need_geoclip() {
             self.embed_gallery(&job)?;
         }
         let (config, world, job) = (&self.resolved.config, &self.world, Job::Eval(Box::new(job)));
@@ -248,6 +237,26 @@ impl Evaluation<'_> {
             supervisor.run::<GalleryEmbedded>(config, &world, job.clone(), 0, &mut progress).map(drop)
         })
     }
+}
+
+/// The job that locates the rows at `data`. Finds the head of a run that has one, and checks the files that the
+/// configuration names.
+pub(in crate::verbs) fn prepared_job(
+    mut config: RunConfig,
+    checkpoint: &WholeCheckpoint,
+    data: &str,
+    mut hybrid: HybridRequest,
+    task: &EvalTask,
+) -> Result<EvalJob, LaunchError> {
+    if config.train.method == TrainMethod::Geoclip {
+        hybrid = HybridRequest::Wanted;
+        config.retrieval.head = RetrievalHead::Trained;
+        config.retrieval.run = checkpoint.path.display().to_string();
+    } else if hybrid != HybridRequest::No && config.retrieval.wanted_head() == RetrievalHead::Trained {
+        config.retrieval.run = head_checkpoint(&config)?.display().to_string();
+    }
+    require_files(&config, data, hybrid, task.needs_truth())?;
+    Ok(EvalJob { config, checkpoint: checkpoint.path.clone(), data: data.to_owned(), hybrid, task: task.clone() })
 }
 
 /// The checkpoint that `retrieval.run` names: a run in the folder of all runs, or the folder of a run or a checkpoint.

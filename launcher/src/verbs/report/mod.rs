@@ -8,7 +8,7 @@
 //! - `experiments`: the results of the paper's experiments.
 //! - `tables`: the tables for people.
 //! - `markdown`, `page`: the two documents. They escape all text that comes from files.
-//! - `page/`: the script and the style of the page.
+//! - `page/`: the script and the style of the page. `serve` uses the map and the style too.
 
 mod content;
 mod experiments;
@@ -19,4 +19,5 @@ mod systems;
 mod tables;
 mod verb;
 
+pub(super) use page::{MAP_SCRIPT, MAP_STYLE, land_json, source_hash};
 pub(super) use verb::{run, write_beside};

@@ -14,10 +14,14 @@ use super::content::{ReportContent, RunFacts};
 use super::experiments::SuiteResult;
 use super::tables::{self, RowGroup, TextTable};
 
-const STYLE: &str = include_str!("page/report.css");
+/// The style of a page with a map.
+pub(in crate::verbs) const MAP_STYLE: &str = include_str!("page/report.css");
+/// The start of the script of a page with a map.
+pub(in crate::verbs) const MAP_SCRIPT: &str =
+    concat!("\"use strict\";\n", include_str!("page/base.js"), include_str!("page/world.js"));
+/// The rest of the script of a report.
 const SCRIPT: &str = concat!(
-    "\"use strict\";\n",
-    include_str!("page/base.js"),
+    include_str!("page/data.js"),
     include_str!("page/charts.js"),
     include_str!("page/map.js"),
     include_str!("page/photos.js"),
@@ -26,10 +30,11 @@ const SCRIPT: &str = concat!(
 
 /// Writes the report as HTML.
 pub(super) fn page(content: &ReportContent) -> String {
+    let script = format!("{MAP_SCRIPT}{SCRIPT}");
     let policy = format!(
-        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'",
-        base64(&Sha256::digest(SCRIPT)),
-        base64(&Sha256::digest(STYLE)),
+        "default-src 'none'; script-src {}; style-src {}; base-uri 'none'; form-action 'none'",
+        source_hash(&script),
+        source_hash(MAP_STYLE),
     );
     let sections = sections(content);
     let links = sections.iter().map(|section| format!("<a href=\"#{}\">{}</a>\n", section.id, section.title));
@@ -41,18 +46,18 @@ pub(super) fn page(content: &ReportContent) -> String {
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>Report: {title}</title>\n<style>{STYLE}</style>\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>Report: {title}</title>\n<style>{MAP_STYLE}</style>\n\
          </head>\n<body>\n<header>\n<h1>{title}</h1>\n<p>{about}</p>\n<nav aria-label=\"Sections\">\n{links}</nav>\n\
          </header>\n<main>\n{bodies}</main>\n<footer>{version}</footer>\n<div id=\"tip\" role=\"status\" hidden></div>\n\
          <script type=\"application/json\" id=\"data\">{data}</script>\n\
-         <script type=\"application/json\" id=\"land\">{land}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
+         <script type=\"application/json\" id=\"land\">{land}</script>\n<script>{script}</script>\n</body>\n</html>\n",
         title = escaped(&content.title),
         about = escaped(&about(content)),
         links = links.collect::<String>(),
         bodies = bodies.collect::<String>(),
         version = escaped(&content.version),
         data = json_in_script(content),
-        land = json_in_script(&land()),
+        land = land_json(),
     )
 }
 
@@ -144,10 +149,16 @@ fn table_html(table: &TextTable) -> String {
     html
 }
 
-/// The outlines of land: longitudes and latitudes in hundredths of a degree.
-fn land() -> Vec<Vec<i32>> {
+/// The outlines of land as JSON: longitudes and latitudes in hundredths of a degree.
+pub(in crate::verbs) fn land_json() -> String {
     let hundredths = |degrees: &f64| (degrees * 100.0).round() as i32;
-    land_outlines().iter().map(|ring| ring.iter().flatten().map(hundredths).collect()).collect()
+    let ring = |ring: &Vec<[f64; 2]>| ring.iter().flatten().map(hundredths).collect();
+    json_in_script(&land_outlines().iter().map(ring).collect::<Vec<Vec<i32>>>())
+}
+
+/// The hash by which a content security policy allows an inline script or style.
+pub(in crate::verbs) fn source_hash(text: &str) -> String {
+    format!("'sha256-{}'", base64(&Sha256::digest(text)))
 }
 
 /// Text as HTML, also within an attribute.

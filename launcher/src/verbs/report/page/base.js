@@ -1,18 +1,10 @@
-// The data, and what all parts of the page use: elements, formats, colours, distances, the tooltip. Text from the data is
-// only ever set as text, never as HTML.
+// What all parts of a page use: the outlines of land, elements, formats, colours, distances, the tooltip. Text from data
+// is only ever set as text, never as HTML.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const land = JSON.parse(document.getElementById("land").textContent);
 
 const EARTH_RADIUS_KM = 6371.0088;
 const COLORS = 8;
-const BANDS = [
-  { below: 25, name: "< 25 km" },
-  { below: 200, name: "< 200 km" },
-  { below: 750, name: "< 750 km" },
-  { below: 2500, name: "< 2500 km" },
-  { below: Infinity, name: "≥ 2500 km" },
-];
 
 function add(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -76,8 +68,6 @@ function shortNumber(value) {
 
 const styles = getComputedStyle(document.documentElement);
 const color = (name) => styles.getPropertyValue(`--${name}`).trim();
-const bandOf = (km) => BANDS.findIndex((band) => km < band.below);
-const pair = (flat, at) => [flat[2 * at], flat[2 * at + 1]];
 
 // Whatever is drawn with colours on a canvas is drawn again when the colour scheme changes.
 const redraws = [];
@@ -96,9 +86,3 @@ function showTip(x, y, lines) {
 function hideTip() {
   tip.hidden = true;
 }
-
-// For each system, the error of each shown photo in km.
-const errorsOf = data.systems.map((system) => {
-  const { ids, truth } = data.photo_sets[system.photo_set];
-  return ids.map((_, at) => distanceKm(pair(truth, at), pair(system.answers, at)));
-});
