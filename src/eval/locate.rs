@@ -11,12 +11,13 @@ use locdiff_core::geo::{Degrees, Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
     Alternative, EvalJob, EvalSummary, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, PredictedRow,
-    PredictedRows, Prediction, ToLauncher, WorkerSlot, piece_rows,
+    PredictedRows, Prediction, RowDensity, ToLauncher, WorkerSlot, piece_rows,
 };
 use locdiff_core::tuning::Trials;
 use tch::Device;
 
-use super::likely::LikelyPlaces;
+use super::density::Densities;
+use super::likely::{LikelyPlaces, spread_km};
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::overlap::{nearest_km, training_index};
@@ -29,6 +30,8 @@ use crate::shards::{BlockRows, Blocks, Coordinates, ELEMENT_BYTES, ShardsError};
 
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
 const NEAREST_ROWS: usize = 1 << 16;
+/// Predicted rows per message. A row with a density may take 300 kB.
+const PREDICTED_ROWS: usize = 32;
 
 /// The device that a worker computes on: its GPU, or the CPU if the worker has no GPU.
 pub fn device(worker: &WorkerSlot) -> Device {
@@ -104,7 +107,7 @@ pub fn run(
     // With the head "knn", the gallery consists of the training photos.
     let is_of_places = retrieval.is_some() && config.retrieval.head != RetrievalHead::Knn;
     let measures = is_of_places && config.train.method == TrainMethod::Locdiff;
-    let sends_nearest = worker.rank == 0 && job.task == EvalTask::Evaluate;
+    let sends_nearest = worker.rank == 0 && matches!(job.task, EvalTask::Evaluate { .. });
     let training = (measures || sends_nearest && (is_of_places || retrieval.is_none()))
         .then(|| training_index(config, None))
         .flatten();
@@ -119,6 +122,7 @@ pub fn run(
         TrainMethod::Locdiff => Some(open_engine(job, worker, &rows, retrieval.as_ref())?),
         TrainMethod::Geoclip => None,
     };
+    let densities = engine.as_ref().map(|engine| Densities::wanted(&job.task, engine)).transpose()?.flatten();
     if sends_nearest {
         let anchors = engine.as_ref().map_or(&[][..], Engine::anchors);
         let truth = true_places(&rows, truth.as_ref())?;
@@ -134,23 +138,22 @@ pub fn run(
         Ok(block)
     });
     let mut send = |found: Vec<LocatedRow>, samples: &[ImageSamples]| {
-        let of_rows = rows.count;
-        send(match &job.task {
-            EvalTask::Predict(wanted) => ToLauncher::Predicted(PredictedRows {
-                of_rows,
-                rows: found
-                    .into_iter()
-                    .zip(samples)
-                    .map(|(row, samples)| predicted(row, samples, wanted))
-                    .collect::<Result<_, _>>()?,
-            }),
-            _ => ToLauncher::Located(LocatedRows { of_rows, rows: found }),
-        })
+        let (of_rows, found) = (rows.count, found.into_iter().zip(samples));
+        let EvalTask::Predict(wanted) = &job.task else {
+            let rows = found.map(|(row, samples)| with_spread(row, samples)).collect::<Result<_, _>>()?;
+            return send(ToLauncher::Located(LocatedRows { of_rows, rows }));
+        };
+        let found = found.map(|(row, samples)| predicted(row, samples, wanted));
+        let found = found.collect::<Result<Vec<PredictedRow>, InferError>>()?;
+        let mut parts = found.chunks(PREDICTED_ROWS);
+        parts.try_for_each(|rows| send(ToLauncher::Predicted(PredictedRows { of_rows, rows: rows.to_vec() })))
     };
     match &engine {
         Some(engine) => engine.locate_all(blocks).try_for_each(|located| {
             let located = located?;
-            send(methods.answers(&located)?, &located.samples)
+            let mut found = methods.answers(&located)?;
+            densities.as_ref().map_or(Ok(()), |densities| densities.add(&located, &mut found))?;
+            send(found, &located.samples)
         })?,
         None => blocks.into_iter().try_for_each(|block| {
             let (found, samples) = methods.answers_of_retrieval(&block?, device(worker))?;
@@ -252,7 +255,7 @@ impl Methods<'_> {
     }
 
     /// The answers of all methods for the images of a block.
-    fn answers(&self, Located { block, embeddings_ive, samples }: &Located) -> Result<Vec<LocatedRow>, InferError> {
+    fn answers(&self, Located { block, embeddings_ive, samples, .. }: &Located) -> Result<Vec<LocatedRow>, InferError> {
         let mut rows = located(block, samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let inputs = (embeddings_ive, samples.as_slice());
@@ -318,6 +321,8 @@ fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
         answers: vec![(Method::Locdiff, degrees(samples.aggregate))],
         sample: degrees(samples.samples[0]),
         out_of_range: false,
+        spread_km: 0.0,
+        density: RowDensity::default(),
         tuning: None,
     };
     (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
@@ -335,9 +340,9 @@ fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64
 
 /// The prediction for a row that was located: the answer of the best method, and what the samples say about it.
 fn predicted(row: LocatedRow, samples: &ImageSamples, wanted: &Prediction) -> Result<PredictedRow, InferError> {
-    let LocatedRow { index, id, truth, answers, .. } = row;
+    let likely = LikelyPlaces::of(answer(&row)?.into(), &samples.samples);
+    let LocatedRow { index, id, truth, answers, density, .. } = row;
     let answer = answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
-    let likely = LikelyPlaces::of(Place::new(Degrees(answer[0]), Degrees(answer[1]))?.into(), &samples.samples);
     let alternative = |(place, weight): &(UnitVector, f64)| Alternative { place: degrees(*place), weight: *weight };
     Ok(PredictedRow {
         index,
@@ -348,7 +353,20 @@ fn predicted(row: LocatedRow, samples: &ImageSamples, wanted: &Prediction) -> Re
         alternatives: likely.alternatives.iter().map(alternative).collect(),
         samples: if wanted.with_samples { samples.samples.iter().copied().map(degrees).collect() } else { Vec::new() },
         truth: wanted.with_truth.then_some(truth),
+        density,
     })
+}
+
+/// The answer of the last method.
+fn answer(row: &LocatedRow) -> Result<Place, InferError> {
+    let [latitude, longitude] = row.answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
+    Ok(Place::new(Degrees(latitude), Degrees(longitude))?)
+}
+
+/// Sets the spread of the samples around the answer of the last method.
+fn with_spread(mut row: LocatedRow, samples: &ImageSamples) -> Result<LocatedRow, InferError> {
+    row.spread_km = spread_km(answer(&row)?.into(), &samples.samples);
+    Ok(row)
 }
 
 /// The latitude and longitude of `point`, in degrees.

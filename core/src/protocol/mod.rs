@@ -28,7 +28,7 @@ use crate::pulse::Beat;
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
     Alternative, EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method,
-    NearestKnown, PredictedRow, PredictedRows, Prediction, TruthWritten, TuningErrors, piece_rows,
+    NearestKnown, PredictedRow, PredictedRows, Prediction, RowDensity, TruthWritten, TuningErrors, piece_rows,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
@@ -47,7 +47,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
