@@ -8,13 +8,13 @@ use crate::infer::{Engine, InferError, Located};
 use crate::shdd::density::CellScores;
 
 /// Computes the densities that a task wants.
-pub(super) struct Densities {
+pub(super) struct RowDensities {
     cells: CellScores,
     truth_temperatures: Vec<f64>,
     cells_temperature: Option<f64>,
 }
 
-impl Densities {
+impl RowDensities {
     /// `None` if the task wants no densities.
     pub(super) fn wanted(task: &EvalTask, engine: &Engine) -> Result<Option<Self>, InferError> {
         let (truth_temperatures, cells_temperature) = (task.truth_temperatures().to_vec(), task.cells_temperature());

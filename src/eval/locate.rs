@@ -16,7 +16,7 @@ use locdiff_core::protocol::{
 use locdiff_core::tuning::Trials;
 use tch::Device;
 
-use super::density::Densities;
+use super::density::RowDensities;
 use super::likely::{LikelyPlaces, spread_km};
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
@@ -122,7 +122,7 @@ pub fn run(
         TrainMethod::Locdiff => Some(open_engine(job, worker, &rows, retrieval.as_ref())?),
         TrainMethod::Geoclip => None,
     };
-    let densities = engine.as_ref().map(|engine| Densities::wanted(&job.task, engine)).transpose()?.flatten();
+    let densities = engine.as_ref().map(|engine| RowDensities::wanted(&job.task, engine)).transpose()?.flatten();
     if sends_nearest {
         let anchors = engine.as_ref().map_or(&[][..], Engine::anchors);
         let truth = true_places(&rows, truth.as_ref())?;
