@@ -13,13 +13,16 @@ use tch::{Device, Kind, Tensor};
 use super::decode::{Anchors, Budget, Coarse};
 use super::{Basis, Filter, ShddError};
 
-// Letters in tensor names: k samples of an image, c coefficients, a cells.
+// Letters in tensor names: k samples of an image, c coefficients, a cells, t temperatures.
 
 /// Cells per dimension of a whole code, at least. The peak of a density is then about as wide as two cells, or wider, at
 /// the temperatures that fit real photos (a tenth).
 const CELLS_PER_DIMENSION: u64 = 8;
 /// Cells with at most this probability are not divided in [`SampleScores::cells`].
 const CELL_PROBABILITY: f64 = 0.001;
+
+/// Numbers in memory at once when densities are computed at several temperatures.
+const NUMBERS_MAX: usize = 1 << 22;
 
 /// Computes densities from codes.
 #[derive(Debug)]
@@ -63,21 +66,21 @@ impl CellScores {
 impl SampleScores {
     /// Logarithm of the density in a cell, per km², for each temperature.
     pub fn log_density_in(&self, cell: u64, temperatures: &[f64]) -> Result<Vec<f64>, ShddError> {
-        let cell_k = self.scores_ka.f_select(1, (cell % self.grid.cells()) as i64)?;
-        let mut logs = Vec::new();
-        for temperature in temperatures {
-            let factor = 1.0 / temperature;
-            let total_k = self.scores_ka.f_mul_scalar(factor)?.f_logsumexp([1_i64].as_slice(), false)?;
-            let log_k = cell_k.f_mul_scalar(factor)?.f_sub(&total_k)?;
-            logs.push(log_k.f_logsumexp([0_i64].as_slice(), false)?);
-        }
+        let cell_1k = self.scores_ka.f_select(1, (cell % self.grid.cells()) as i64)?.f_unsqueeze(0)?;
+        let scores_1ka = self.scores_ka.f_unsqueeze(0)?;
         let shift = -(self.scores_ka.size()[0] as f64).ln() - self.grid.cell_km2().ln();
-        let logs: Vec<f32> = if logs.is_empty() {
-            Vec::new()
-        } else {
-            Vec::try_from(Tensor::f_stack(&logs, 0)?.f_to_device(Device::Cpu)?)?
-        };
-        Ok(logs.into_iter().map(|log| f64::from(log) + shift).collect())
+        let mut logs = Vec::new();
+        // Several temperatures at once, because small operations take longer to start than to run.
+        for some in temperatures.chunks((NUMBERS_MAX / self.scores_ka.numel().max(1)).max(1)) {
+            let factors: Vec<f32> = some.iter().map(|temperature| (1.0 / temperature) as f32).collect();
+            let factors_t1 = Tensor::f_from_slice(&factors)?.f_to_device(self.scores_ka.device())?.f_unsqueeze(1)?;
+            let totals_tk = scores_1ka.f_mul(&factors_t1.f_unsqueeze(2)?)?.f_logsumexp([2_i64].as_slice(), false)?;
+            let log_tk = cell_1k.f_mul(&factors_t1)?.f_sub(&totals_tk)?;
+            let log_t = log_tk.f_logsumexp([1_i64].as_slice(), false)?.f_to_device(Device::Cpu)?;
+            let found: Vec<f32> = Vec::try_from(log_t)?;
+            logs.extend(found.into_iter().map(|log| f64::from(log) + shift));
+        }
+        Ok(logs)
     }
 
     /// The probability of each cell.

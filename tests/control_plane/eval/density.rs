@@ -39,7 +39,7 @@ fn fitted_temperature_beats_all_others_and_eval_checks_the_calibration() {
     }
 
     let ran = stage.run("--json eval");
-    ran.exits_with(ExitCode::Success).stderr_has("% of true places within the").stderr_has("calibration.svg");
+    ran.exits_with(ExitCode::Success).stderr_has("% of true places within").stderr_has("calibration.svg");
     let (result, table) = (ran.json(), serde_json::from_str::<Value>(&read(&stage, "table.json")));
     assert_eq!(table.expect("the file is valid JSON")["calibration"], result["calibration"]);
     for (row, level) in result["calibration"]["rows"].as_array().expect("the levels").iter().zip([0.5, 0.9]) {

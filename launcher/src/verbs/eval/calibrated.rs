@@ -41,16 +41,18 @@ pub(super) fn likelihood(checked: &CalibrationCheck, temperature: Option<f64>) -
     Some(object)
 }
 
+/// A range of distances.
+fn range(from_km: f64, to_km: f64) -> String {
+    let digits = if to_km < 100.0 { 1 } else { 0 };
+    format!("{from_km:.digits$}-{to_km:.digits$} km")
+}
+
 /// The calibration as a table, at most `width` columns wide, and the likelihood. `method` is the name of the method
 /// whose answers have the radii.
 pub(super) fn text(checked: &CalibrationCheck, method: &str, width: usize) -> String {
     let mut names = vec!["all photos".to_owned()];
-    names.extend(
-        checked
-            .fifths
-            .iter()
-            .map(|fifth| format!("90 % radius {:.0} to {:.0} km", fifth.from_radius_90_km, fifth.to_radius_90_km)),
-    );
+    let fifths = checked.fifths.iter();
+    names.extend(fifths.map(|fifth| format!("90 % radius {}", range(fifth.from_radius_90_km, fifth.to_radius_90_km))));
     let groups: Vec<&[RadiusShare]> =
         std::iter::once(&*checked.rows).chain(checked.fifths.iter().map(|fifth| &*fifth.rows)).collect();
     let column = |heading: &str, level: usize, cell: fn(&RadiusShare) -> String| TableColumn {
@@ -61,11 +63,11 @@ pub(super) fn text(checked: &CalibrationCheck, method: &str, width: usize) -> St
     let bounds = |row: &RadiusShare| format!("{:.1}-{:.1}", 100.0 * row.lo, 100.0 * row.hi);
     let columns = [
         column("50 % radius", 0, share),
-        column("95 % interval", 0, bounds),
+        column("interval", 0, bounds),
         column("90 % radius", 1, share),
-        column("95 % interval", 1, bounds),
+        column("interval", 1, bounds),
     ];
-    let mut text = format!("\n{}", table("% of true places within the", &names, &columns, width));
+    let mut text = format!("\n{}", table("% of true places within", &names, &columns, width));
     let radii = format!(
         "radii of {method}: the median 90 % radius is {:.0} km; one radius for all photos would be {:.0} km",
         checked.median_radius_90_km, checked.constant_radius_90_km,
