@@ -295,6 +295,7 @@ fn write_group(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::RowDensity;
     use crate::tables;
 
     fn row(index: u64, id: &str) -> WrittenRow {
@@ -308,6 +309,7 @@ mod tests {
             alternatives,
             samples: vec![[1.0, 2.0], [3.0, 4.0]],
             truth: None,
+            density: RowDensity::default(),
         };
         WrittenRow { row, radii_km: (index == 0).then_some([1.000_4, 20.0]) }
     }

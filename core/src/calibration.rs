@@ -3,6 +3,8 @@
 //! The samples of an image are spread around its answer, and a larger spread means a larger error. How much larger is
 //! measured on validation photos: they are sorted by spread and cut into groups of equal size, and the 50 % and 90 %
 //! quantiles of the errors of a group are the radii for its spread. Between groups, radii are interpolated.
+//!
+//! The temperature of densities is measured on the same photos: it is the one with the largest likelihood.
 
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +82,40 @@ impl Calibration {
     }
 }
 
+/// The temperatures among which one is chosen, in descending order, each 2^(-1/4) times the one before: 2 to 1/128. At
+/// 1, the logarithm of a clean code's density is 1 at its peak; at 1/128, it is 128.
+pub fn temperatures() -> Vec<f64> {
+    (-4..=28).map(|step| (-f64::from(step) / 4.0).exp2()).collect()
+}
+
+/// The temperature at which the true places of the validation photos are most likely.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FittedTemperature {
+    /// The temperature.
+    pub temperature: f64,
+    /// Mean negative log-likelihood of the true places at this temperature, per km².
+    pub nll: f64,
+    /// Each temperature that was tried, with its mean negative log-likelihood.
+    pub tried: Vec<[f64; 2]>,
+}
+
+impl FittedTemperature {
+    /// Chooses one of [`temperatures`]. Each entry of `photos` has the logarithm of the density at the true place of a
+    /// photo for each temperature. `None` if there are no photos, or if a photo has no densities.
+    pub fn fit(photos: &[Vec<f64>]) -> Option<Self> {
+        let temperatures = temperatures();
+        if photos.is_empty() || photos.iter().any(|photo| photo.len() != temperatures.len()) {
+            return None;
+        }
+        let mean = |at: usize| -photos.iter().map(|photo| photo[at]).sum::<f64>() / photos.len() as f64;
+        let tried: Vec<[f64; 2]> =
+            temperatures.iter().enumerate().map(|(at, temperature)| [*temperature, mean(at)]).collect();
+        let [temperature, nll] = tried.iter().copied().min_by(|one, other| one[1].total_cmp(&other[1]))?;
+        Some(Self { temperature, nll, tried })
+    }
+}
+
 /// The smallest error that at least `level` of all photos do not exceed, with one photo more than were seen. `sorted`
 /// must be ascending and not empty.
 fn quantile(sorted: &[f64], level: f64) -> f64 {
@@ -140,6 +176,19 @@ mod tests {
         assert!(radii.iter().all(|[half, most]| half <= most));
         assert_eq!(fitted.radii_km(1e9), fitted.radii_km(2e9));
         assert_eq!(fitted.radii_km(0.0), fitted.radii_km(1e-9));
+    }
+
+    #[test]
+    fn temperature_with_the_largest_likelihood_is_chosen() {
+        // The best temperature of photo k is rung 8 + k of the ladder. The mean is largest at the middle photo.
+        let photo = |best: usize| (0..33).map(|at| -((at as f64 - (8 + best) as f64).powi(2))).collect::<Vec<f64>>();
+        let fitted = FittedTemperature::fit(&[photo(0), photo(2), photo(4)]).expect("there are photos");
+        assert_eq!((fitted.temperature, fitted.tried.len()), (temperatures()[10], 33));
+        assert!(fitted.tried.iter().all(|[_, nll]| *nll >= fitted.nll));
+        assert_eq!(FittedTemperature::fit(&[]), None);
+        assert_eq!(FittedTemperature::fit(&[photo(0), Vec::new()]), None);
+        let ends = [temperatures()[0], temperatures()[32]];
+        assert_eq!(ends, [2.0, 1.0 / 128.0]);
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! - [`predictions`]: matches predictions from a file with the true locations.
 //! - [`calibration`]: radii that hold the truth with a known probability.
 //! - [`answers`]: writes predictions as Parquet, CSV, GeoJSON or lines of JSON.
+//! - [`cells`]: writes the densities of predictions as Parquet.
 //! - [`tuning`]: the LocDiff-H settings that `eval --tune` tries, and the choice of the best one.
 //! - [`draw`]: draws maps as PNG images.
 //! - [`tensorboard`]: reads and writes event files.
@@ -27,6 +28,7 @@
 
 pub mod answers;
 pub mod calibration;
+pub mod cells;
 pub mod cgroup;
 pub mod config;
 pub mod draw;

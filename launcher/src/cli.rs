@@ -151,6 +151,10 @@ pub struct PredictRequest {
     /// Also write all samples of each photo.
     #[arg(long)]
     pub samples: bool,
+    /// Also write the density of each photo to this Parquet file: probabilities of HEALPix cells. The run must be
+    /// calibrated.
+    #[arg(long, value_name = "FILE", requires = "out")]
+    pub density: Option<PathBuf>,
     /// Replace OUT, and start an interrupted prediction of OUT again.
     #[arg(long)]
     pub overwrite: bool,

@@ -45,9 +45,13 @@ impl LikelyPlaces {
         let weight = found.next().map_or(0.0, |(_, weight)| weight);
         let mut alternatives: Vec<(UnitVector, f64)> = found.collect();
         alternatives.sort_by(|one, other| other.1.total_cmp(&one.1));
-        let spread_km = samples.iter().map(|sample| answer.distance(*sample).0).sum::<f64>() / total;
-        Self { spread_km, weight, alternatives }
+        Self { spread_km: spread_km(answer, samples), weight, alternatives }
     }
+}
+
+/// Mean distance from the samples to the answer, km; 0 without samples.
+pub fn spread_km(answer: UnitVector, samples: &[UnitVector]) -> f64 {
+    samples.iter().map(|sample| answer.distance(*sample).0).sum::<f64>() / samples.len().max(1) as f64
 }
 
 #[cfg(test)]

@@ -11,12 +11,13 @@ use locdiff_core::geo::{Degrees, Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
     Alternative, EvalJob, EvalSummary, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, PredictedRow,
-    PredictedRows, Prediction, ToLauncher, WorkerSlot, piece_rows,
+    PredictedRows, Prediction, RowDensity, ToLauncher, WorkerSlot, piece_rows,
 };
 use locdiff_core::tuning::Trials;
 use tch::Device;
 
-use super::likely::LikelyPlaces;
+use super::density::RowDensities;
+use super::likely::{LikelyPlaces, spread_km};
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::overlap::{nearest_km, training_index};
@@ -29,6 +30,8 @@ use crate::shards::{BlockRows, Blocks, Coordinates, ELEMENT_BYTES, ShardsError};
 
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
 const NEAREST_ROWS: usize = 1 << 16;
+/// Predicted rows per message. A row with a density may take 300 kB.
+const PREDICTED_ROWS: usize = 32;
 
 /// The device that a worker computes on: its GPU, or the CPU if the worker has no GPU.
 pub fn device(worker: &WorkerSlot) -> Device {
@@ -102,13 +105,14 @@ pub fn run(
         let models = std::iter::once(&*job.checkpoint).chain(head.then(|| Path::new(&config.retrieval.run)));
         models.into_iter().try_for_each(|model| warn_of_other_means(model, config.shards.mean_views))?;
     }
-    let sends_nearest = worker.rank == 0 && job.task == EvalTask::Evaluate;
+    let sends_nearest = worker.rank == 0 && matches!(job.task, EvalTask::Evaluate { .. });
     let training = measure_surroundings(config, retrieval.as_mut(), sends_nearest);
     let SavedState { step, degree, .. } = Saved::open(&job.checkpoint)?.state;
     let engine = match config.train.method {
         TrainMethod::Locdiff => Some(open_engine(job, worker, rows.dataset.width(), retrieval.as_ref())?),
         TrainMethod::Geoclip => None,
     };
+    let densities = engine.as_ref().map(|engine| RowDensities::wanted(&job.task, engine)).transpose()?.flatten();
     if sends_nearest {
         let anchors = engine.as_ref().map_or(&[][..], Engine::anchors);
         let truth = true_places(&rows, truth.as_ref())?;
@@ -124,23 +128,22 @@ pub fn run(
         Ok(block)
     });
     let mut send = |found: Vec<LocatedRow>, samples: &[ImageSamples]| {
-        let of_rows = rows.count;
-        send(match &job.task {
-            EvalTask::Predict(wanted) => ToLauncher::Predicted(PredictedRows {
-                of_rows,
-                rows: found
-                    .into_iter()
-                    .zip(samples)
-                    .map(|(row, samples)| predicted(row, samples, wanted))
-                    .collect::<Result<_, _>>()?,
-            }),
-            _ => ToLauncher::Located(LocatedRows { of_rows, rows: found }),
-        })
+        let (of_rows, found) = (rows.count, found.into_iter().zip(samples));
+        let EvalTask::Predict(wanted) = &job.task else {
+            let rows = found.map(|(row, samples)| with_spread(row, samples)).collect::<Result<_, _>>()?;
+            return send(ToLauncher::Located(LocatedRows { of_rows, rows }));
+        };
+        let found = found.map(|(row, samples)| predicted(row, samples, wanted));
+        let found = found.collect::<Result<Vec<PredictedRow>, InferError>>()?;
+        let mut parts = found.chunks(PREDICTED_ROWS);
+        parts.try_for_each(|rows| send(ToLauncher::Predicted(PredictedRows { of_rows, rows: rows.to_vec() })))
     };
     match &engine {
         Some(engine) => engine.locate_all(blocks).try_for_each(|located| {
             let located = located?;
-            send(methods.answers(&located)?, &located.samples)
+            let mut found = methods.answers(&located)?;
+            densities.as_ref().map_or(Ok(()), |densities| densities.add(&located, &mut found))?;
+            send(found, &located.samples)
         })?,
         None => blocks.into_iter().try_for_each(|block| {
             let (found, samples) = methods.answers_of_retrieval(&block?, device(worker))?;
@@ -266,7 +269,7 @@ impl Methods<'_> {
     /// The answers of all methods for the images of a block.
     pub(super) fn answers(
         &self,
-        Located { block, embeddings_ive, samples }: &Located,
+        Located { block, embeddings_ive, samples, .. }: &Located,
     ) -> Result<Vec<LocatedRow>, InferError> {
         let mut rows = located(block, samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
@@ -333,6 +336,8 @@ fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
         answers: vec![(Method::Locdiff, degrees(samples.aggregate))],
         sample: degrees(samples.samples[0]),
         out_of_range: false,
+        spread_km: 0.0,
+        density: RowDensity::default(),
         tuning: None,
     };
     (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
@@ -357,9 +362,9 @@ pub(super) fn predicted(
     samples: &ImageSamples,
     wanted: &Prediction,
 ) -> Result<PredictedRow, InferError> {
-    let LocatedRow { index, id, truth, answers, .. } = row;
+    let likely = LikelyPlaces::of(answer(&row)?.into(), &samples.samples);
+    let LocatedRow { index, id, truth, answers, density, .. } = row;
     let answer = answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
-    let likely = LikelyPlaces::of(Place::new(Degrees(answer[0]), Degrees(answer[1]))?.into(), &samples.samples);
     let alternative = |(place, weight): &(UnitVector, f64)| Alternative { place: degrees(*place), weight: *weight };
     Ok(PredictedRow {
         index,
@@ -370,7 +375,20 @@ pub(super) fn predicted(
         alternatives: likely.alternatives.iter().map(alternative).collect(),
         samples: if wanted.with_samples { samples.samples.iter().copied().map(degrees).collect() } else { Vec::new() },
         truth: wanted.with_truth.then_some(truth),
+        density,
     })
+}
+
+/// The answer of the last method.
+fn answer(row: &LocatedRow) -> Result<Place, InferError> {
+    let [latitude, longitude] = row.answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
+    Ok(Place::new(Degrees(latitude), Degrees(longitude))?)
+}
+
+/// Sets the spread of the samples around the answer of the last method.
+fn with_spread(mut row: LocatedRow, samples: &ImageSamples) -> Result<LocatedRow, InferError> {
+    row.spread_km = spread_km(answer(&row)?.into(), &samples.samples);
+    Ok(row)
 }
 
 /// The latitude and longitude of `point`, in degrees.

@@ -29,8 +29,14 @@ const IDLE_PULSE: Duration = Duration::from_millis(200);
 const GATHER: Duration = Duration::from_millis(5);
 
 /// What the launcher gets for each photo. It leaves out the samples that a client does not want.
-const WANTED: Prediction =
-    Prediction { with_truth: false, with_samples: true, skips_bad_rows: false, done: Vec::new() };
+const WANTED: Prediction = Prediction {
+    with_truth: false,
+    with_samples: true,
+    truth_temperatures: Vec::new(),
+    cells_temperature: None,
+    skips_bad_rows: false,
+    done: Vec::new(),
+};
 
 /// Loads the model, and locates photos until the launcher ends this process.
 pub fn run(

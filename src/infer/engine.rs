@@ -23,6 +23,7 @@ use crate::retrieval::ImageSamples;
 use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
 use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder, Decoding};
+use crate::shdd::density::CellScores;
 
 /// Locates images with a network, a sampler and a decoder.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub struct Engine {
 /// The samples of a block while they are decoded.
 #[derive(Debug)]
 pub(super) struct Sampled {
-    codes_nd: Tensor,
+    pub(super) codes_nd: Tensor,
     decoding: Decoding,
     /// The mean of the first predictions for each image.
     expected: Readback,
@@ -93,6 +94,12 @@ impl Engine {
     /// The points among which the decoder selects.
     pub fn anchors(&self) -> &[UnitVector] {
         self.decoder.anchors().points()
+    }
+
+    /// Computes densities from the codes of this engine.
+    pub fn cell_scores(&self) -> Result<CellScores, InferError> {
+        let anchors = self.decoder.anchors();
+        Ok(CellScores::new(anchors.basis().clone(), anchors.filter().cloned(), self.device())?)
     }
 
     /// The device of the network.

@@ -33,6 +33,8 @@ pub struct Located {
     pub embeddings_ive: Tensor,
     /// The samples and the answer of each image.
     pub samples: Vec<ImageSamples>,
+    /// The unscaled codes of all samples, image by image, on the device of the engine.
+    pub codes_nd: Tensor,
 }
 
 impl Engine {
@@ -52,9 +54,10 @@ impl Engine {
                     // An error is returned by the next call, after the answers of the current block.
                     started = Some(start());
                 }
+                let codes_nd = sampled.codes_nd.shallow_clone();
                 let samples = self.finish(&block, sampled)?;
                 pulse::advance();
-                Ok(Some(Located { block, embeddings_ive, samples }))
+                Ok(Some(Located { block, embeddings_ive, samples, codes_nd }))
             };
             next().transpose()
         })

@@ -9,11 +9,13 @@
 //! - [`codes`]: encodes points on the device of a network, and filters the codes.
 //! - [`points`]: uniform random points. Each point is a function of seed, step and index.
 //! - [`decode`]: decodes codes into places.
+//! - [`density`]: the density over the cells of a grid.
 //! - [`aggregate`]: combines the samples of one image into one place.
 
 pub mod aggregate;
 pub mod codes;
 pub mod decode;
+pub mod density;
 pub mod derivatives;
 pub mod filter;
 pub mod gpu;

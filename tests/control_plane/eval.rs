@@ -3,6 +3,7 @@
 mod after_train;
 mod beside_training;
 mod data;
+mod density;
 mod equality;
 mod gallery_bias;
 mod hangs;

@@ -90,7 +90,8 @@ fn panel(found: &ByDistance, threshold: usize) -> String {
     svg
 }
 
-fn escaped(text: &str) -> String {
+/// Text for SVG.
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 

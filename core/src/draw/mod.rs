@@ -1,10 +1,11 @@
 //! World maps as PNG: predictions compared with the truth, and the density of one sample at successive denoising steps.
-//! Also a plot of accuracies as SVG.
+//! Also plots as SVG.
 //!
 //! The modules in reading order:
 //! - [`answers`]: predictions compared with the truth.
 //! - [`density`]: the density of one sample at successive denoising steps.
 //! - [`curves`]: accuracy over the distance to the nearest training photo.
+//! - [`calibration`]: how often radii hold the true place.
 //! - `world`: the map projection, land, and lines that may cross the 180th meridian.
 //! - `glyphs`: a tiny bitmap font.
 //! - [`png`]: the PNG encoder.
@@ -14,6 +15,7 @@
 //! `coastline.txt` names the source).
 
 pub mod answers;
+pub mod calibration;
 pub mod curves;
 pub mod density;
 mod glyphs;
@@ -21,6 +23,7 @@ pub mod png;
 mod world;
 
 pub use answers::{ANSWERS_MAX, Answer, answers_map};
+pub use calibration::calibration_plot;
 pub use curves::distance_curves;
 pub use density::{Frame, density_strip, field_points};
 pub use png::Picture;

@@ -8,11 +8,13 @@
 //! which is accurate at small angles and near antipodes.
 
 mod grid;
+mod healpix;
 mod index;
 mod place;
 mod vector;
 
 pub use grid::{CELL_DEGREES_RANGE, cell_of, fibonacci_grid};
+pub use healpix::{Healpix, order_and_cell, unique_cell};
 pub use index::SphereIndex;
 pub use place::{Degrees, GeoError, Km, Place, places};
 pub use vector::{TangentBasis, UnitVector};

@@ -6,11 +6,13 @@
 //! - [`bootstrap`]: the confidence intervals.
 //! - [`places`]: which rows share a place.
 //! - [`by_distance`]: accuracy over the distance to the nearest training photo.
+//! - [`calibrated`]: how often radii hold the true place, and how likely the true places are.
 //! - [`overlap`]: how many test places lie near training places or gallery points.
 //! - [`prdc`]: density and coverage, which compare the distributions of predicted and true places.
 
 pub mod bootstrap;
 pub mod by_distance;
+pub mod calibrated;
 mod error;
 pub mod overlap;
 pub mod places;
@@ -20,6 +22,7 @@ pub mod tally;
 
 pub use bootstrap::{Bootstrap, Interval};
 pub use by_distance::{ByDistance, DistanceBin, DistanceCurve};
+pub use calibrated::{CalibrationCheck, CheckedPhoto, RadiusGroup, RadiusShare, even_nll};
 pub use error::MetricsError;
 pub use overlap::{Overlap, Overlaps};
 pub use places::PlaceGroups;

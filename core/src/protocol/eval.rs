@@ -29,8 +29,12 @@ pub struct EvalJob {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvalTask {
-    /// Send the answers of every method, and how near the true places are to known places.
-    Evaluate,
+    /// Send the answers of every method, and how near the true places are to known places. With a temperature, also
+    /// send the density at each true place.
+    Evaluate {
+        /// Temperature of the densities; `None` if no densities are wanted.
+        temperature: Option<f64>,
+    },
     /// Send the distance errors of LocDiff-H with each setting in [`crate::tuning::Trials`].
     Tune,
     /// Send predictions.
@@ -42,6 +46,23 @@ impl EvalTask {
     pub fn needs_truth(&self) -> bool {
         !matches!(self, Self::Predict(Prediction { with_truth: false, .. }))
     }
+
+    /// The temperatures at which the density at each true place is wanted.
+    pub fn truth_temperatures(&self) -> &[f64] {
+        match self {
+            Self::Evaluate { temperature } => temperature.as_slice(),
+            Self::Tune => &[],
+            Self::Predict(wanted) => &wanted.truth_temperatures,
+        }
+    }
+
+    /// The temperature at which whole densities are wanted; `None` if they are not wanted.
+    pub fn cells_temperature(&self) -> Option<f64> {
+        match self {
+            Self::Predict(wanted) => wanted.cells_temperature,
+            _ => None,
+        }
+    }
 }
 
 /// Which rows to predict, and what to send for each row.
@@ -51,6 +72,10 @@ pub struct Prediction {
     pub with_truth: bool,
     /// Whether to send all samples.
     pub with_samples: bool,
+    /// The temperatures at which to send the density at each true place, if `with_truth` is true.
+    pub truth_temperatures: Vec<f64>,
+    /// The temperature at which to send the density of each row as cells; `None` if no densities are wanted.
+    pub cells_temperature: Option<f64>,
     /// Whether to leave out bad rows, whatever `shards.on_bad_rows` says about other data.
     pub skips_bad_rows: bool,
     /// The pieces that are done already, ascending. Piece k holds the usable rows from `k * piece_rows(count)` on.
@@ -130,6 +155,28 @@ pub struct PredictedRow {
     /// The true place, if [`Prediction::with_truth`] is true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truth: Option<[f64; 2]>,
+    /// What the samples say about the density.
+    #[serde(default, skip_serializing_if = "RowDensity::is_empty")]
+    pub density: RowDensity,
+}
+
+/// The density of the place of one row, as far as it is wanted. It is empty without samples that have a density.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowDensity {
+    /// Logarithm of the density at the true place, per km², for each of [`EvalTask::truth_temperatures`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log_at_truth: Vec<f64>,
+    /// Cells that together cover the Earth. Each cell has its number in the scheme of [`crate::geo::unique_cell`], and its
+    /// probability.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cells: Vec<(u64, f32)>,
+}
+
+impl RowDensity {
+    /// Whether no density is known.
+    pub fn is_empty(&self) -> bool {
+        self.log_at_truth.is_empty() && self.cells.is_empty()
+    }
 }
 
 /// A place where a photo may have been taken.
@@ -208,6 +255,11 @@ pub struct LocatedRow {
     /// Whether no gallery point was within the radius of a sample (mode `any-sample`). In this case LocDiff-H gives the
     /// same answer as LocDiff.
     pub out_of_range: bool,
+    /// Mean distance from the samples to the answer of the last method, km.
+    pub spread_km: f64,
+    /// What the samples say about the density.
+    #[serde(default, skip_serializing_if = "RowDensity::is_empty")]
+    pub density: RowDensity,
     /// Distance errors of LocDiff-H with each candidate setting; `None` unless the task is [`EvalTask::Tune`].
     pub tuning: Option<TuningErrors>,
 }

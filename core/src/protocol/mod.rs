@@ -28,8 +28,8 @@ use crate::pulse::Beat;
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
     Alternative, EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method,
-    NearestKnown, PhotoToLocate, PredictedRow, PredictedRows, Prediction, RefusedPhoto, ServedModel, TruthWritten,
-    TuningErrors, piece_rows,
+    NearestKnown, PhotoToLocate, PredictedRow, PredictedRows, Prediction, RefusedPhoto, RowDensity, ServedModel,
+    TruthWritten, TuningErrors, piece_rows,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;

@@ -7,12 +7,16 @@
 //! - `files`: the files in `RUN/eval/`.
 //! - `score`: computes metrics from answers.
 //! - `table`: the results table, as JSON and as text.
+//! - `calibrated`: how well the calibration of a run holds on the test photos.
 //! - `published`: published results, which stand beside computed ones.
-//! - `radii`: the radii around answers that `predict` writes, and `eval --calibrate`, which measures them.
+//! - `radii`: the calibration of a run: the radii around answers that `predict` writes, and the temperature of densities.
+//! - `calibrate`: measures it.
 //! - `predictions`: scores a file of predictions.
 //! - `truth`: the true places of test photos.
 //! - `suites`: the paper's experiments.
 
+mod calibrate;
+mod calibrated;
 mod evaluation;
 mod files;
 mod gather;
@@ -84,7 +88,7 @@ fn evaluate(request: &EvalRequest, global: &Global, output: Output) -> anyhow::R
     };
     if request.calibrate {
         let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
-        return radii::calibrate(&mut evaluation, hybrid);
+        return calibrate::calibrate(&mut evaluation, hybrid);
     }
     if request.tune {
         let tuned = evaluation.tune(HybridRequest::Wanted)?;

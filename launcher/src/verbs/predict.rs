@@ -9,19 +9,21 @@ mod pieces;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, WrittenRow};
-use locdiff_core::calibration::Calibration;
+use locdiff_core::cells::CellWriter;
 use locdiff_core::config::{ShardsConfig, ValueOrigin};
 use locdiff_core::files::{Files, parent};
 use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, PredictedRow, Prediction};
 use serde_json::{Value, json};
 
-use super::eval::{self, Evaluation, radii};
-use super::paths::require_new;
+use super::eval::radii::{self, SavedCalibration};
+use super::eval::{self, Evaluation};
+use super::paths::{existing, require_new};
 use crate::cli::{Global, PredictRequest};
 use crate::error::{LaunchError, refuse};
 use crate::gpus;
@@ -46,6 +48,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     // The true places are not known, so no gallery point can be left out for being near one.
     resolved.config.eval.exclude_km = 0.0;
     let calibration = radii::load(&run, &resolved.config, checkpoint.manifest.step, request.hybrid, output)?;
+    let cells_temperature = target.temperature(calibration.as_ref(), &run)?;
     let folder = PiecesFolder::open(&target.partial, request.overwrite)?;
     // Until now, Ctrl-C ends the process at once, also while it reads stdin or a long file.
     let input = Input::open(&request.input, folder.path())?;
@@ -59,6 +62,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     let done = folder.claim(&json!({
         "input": input.identity, "checkpoint": checkpoint.path, "step": checkpoint.manifest.step,
         "hybrid": request.hybrid, "samples": request.samples, "shards": resolved.config.shards,
+        "temperature": cells_temperature,
         "skips_bad_rows": skips_bad_rows, "device": resolved.config.parallel.device,
         "settings": radii::settings(&resolved.config, checkpoint.manifest.step), "build": locdiff_core::REVISION,
     }))?;
@@ -72,17 +76,20 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
         let (supervisor, run, checkpoint) = (&mut supervisor, run.as_path(), &checkpoint);
         let mut evaluation = Evaluation { supervisor, resolved, world, run, checkpoint, is_held, output };
         let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
-        let wanted = Prediction { with_truth: false, with_samples: request.samples, skips_bad_rows, done };
+        let (with_truth, with_samples, truth_temperatures) = (false, request.samples, Vec::new());
+        let wanted =
+            Prediction { with_truth, with_samples, truth_temperatures, cells_temperature, skips_bad_rows, done };
         predict(&mut evaluation, &input.location, hybrid, wanted, &folder)?
     };
-    let mut writer = target.writer(request.samples)?;
+    let mut writers = (target.writer(request.samples)?, target.cell_writer()?);
     let pieces = folder.files(summary.rows)?;
     for piece in &pieces {
         supervisor.check_interrupted()?;
-        write_piece(piece, calibration.as_ref(), &mut writer)?;
+        write_piece(piece, calibration.as_ref(), &mut writers)?;
         target.wait_for_reader(&mut supervisor)?;
     }
-    let rows = writer.finish()?;
+    let rows = writers.0.finish()?;
+    writers.1.map_or(Ok(()), CellWriter::finish)?;
     target.wait_for_reader(&mut supervisor)?;
     target.commit()?;
     folder.remove()?;
@@ -93,7 +100,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     output.print(&wrapped(&format!("{rows} {what}{shown}{left_out}"), 2, width()));
     Ok(json!({
         "ok": true, "run": run, "checkpoint": checkpoint.path, "out": request.out, "rows": rows, "bad_rows": bad_rows,
-        "calibrated": calibration.is_some(), "data": summary,
+        "density": request.density, "calibrated": calibration.is_some(), "data": summary,
     }))
 }
 
@@ -114,13 +121,20 @@ fn predict(
     evaluation.run(location, hybrid, &task, || Pieces::new(folder, before), finish).map(|(_, summary)| summary)
 }
 
-fn write_piece(path: &Path, calibration: Option<&Calibration>, writer: &mut AnswerWriter) -> anyhow::Result<()> {
+fn write_piece(
+    path: &Path,
+    saved: Option<&SavedCalibration>,
+    (answers, densities): &mut (AnswerWriter, Option<CellWriter>),
+) -> anyhow::Result<()> {
     let file = BufReader::new(File::open(path).map_err(LaunchError::at(path))?);
     for line in file.lines() {
         let line = line.map_err(LaunchError::at(path))?;
         let row: PredictedRow = serde_json::from_str(&line).with_context(|| path.display().to_string())?;
-        let radii_km = calibration.map(|calibration| calibration.radii_km(row.spread_km));
-        writer.write(WrittenRow { row, radii_km })?;
+        if let Some(densities) = densities {
+            densities.write(&row.id, &row.density.cells)?;
+        }
+        let radii_km = saved.map(|saved| saved.calibration.radii_km(row.spread_km));
+        answers.write(WrittenRow { row, radii_km })?;
     }
     Ok(())
 }
@@ -128,6 +142,8 @@ fn write_piece(path: &Path, calibration: Option<&Calibration>, writer: &mut Answ
 /// Where the answers go.
 struct Destination {
     out: Option<(PathBuf, AnswerFormat)>,
+    /// The file of the densities.
+    density: Option<PathBuf>,
     /// The folder of complete pieces.
     partial: PathBuf,
     /// Keeps a folder for a command that writes to stdout.
@@ -138,7 +154,8 @@ impl Destination {
     fn new(request: &PredictRequest) -> Result<Self, LaunchError> {
         let Some(out) = &request.out else {
             let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;
-            return Ok(Self { out: None, partial: folder.path().join("partial"), _temporary: Some(folder) });
+            let partial = folder.path().join("partial");
+            return Ok(Self { out: None, density: None, partial, _temporary: Some(folder) });
         };
         let Some(format) = AnswerFormat::of(out) else {
             refuse!(Usage, "--out {}: the name decides the format, wanted {EXTENSIONS}", out.display());
@@ -147,14 +164,42 @@ impl Destination {
             refuse!(Exists, "--out: {} is a folder, wanted the name of a file", out.display());
         }
         require_new("--out", out, request.overwrite)?;
+        if let Some(density) = &request.density {
+            check_density(density, out, request.overwrite)?;
+        }
         let mut partial = out.clone().into_os_string();
         partial.push(".partial");
-        Ok(Self { out: Some((out.clone(), format)), partial: partial.into(), _temporary: None })
+        let (out, density) = (Some((out.clone(), format)), request.density.clone());
+        Ok(Self { out, density, partial: partial.into(), _temporary: None })
+    }
+
+    /// The temperature of the densities; `None` if they are not wanted. Fails if the run has none.
+    fn temperature(&self, saved: Option<&SavedCalibration>, run: &Path) -> Result<Option<f64>, LaunchError> {
+        let fitted = saved.and_then(|saved| saved.density.as_ref());
+        if self.density.is_some() && fitted.is_none() {
+            refuse!(
+                NoData,
+                "--density: run {} has no temperature for these settings; measure it with `eval --calibrate`",
+                run.display()
+            );
+        }
+        Ok(self.density.as_ref().and(fitted).map(|fitted| fitted.temperature))
     }
 
     /// The file that becomes OUT.
     fn unfinished(&self) -> PathBuf {
         self.partial.join("out")
+    }
+
+    /// The file that becomes the file of the densities.
+    fn unfinished_density(&self) -> PathBuf {
+        self.partial.join("density")
+    }
+
+    fn cell_writer(&self) -> Result<Option<CellWriter>, LaunchError> {
+        let Some(density) = &self.density else { return Ok(None) };
+        Files::real().create_folders(parent(density))?;
+        Ok(Some(CellWriter::create(&self.unfinished_density())?))
     }
 
     fn writer(&self, with_samples: bool) -> Result<AnswerWriter, LaunchError> {
@@ -164,13 +209,16 @@ impl Destination {
         }
     }
 
-    /// Gives the file its final name.
+    /// Gives the files their final names.
     fn commit(&self) -> Result<(), LaunchError> {
-        let Some((out, _)) = &self.out else { return Ok(()) };
-        let (from, files) = (self.unfinished(), Files::real());
-        File::open(&from).and_then(|file| file.sync_all()).map_err(LaunchError::at(&from))?;
-        files.rename(&from, out)?;
-        Ok(files.sync_folder(parent(out))?)
+        let density = self.density.iter().map(|density| (self.unfinished_density(), density));
+        let out = self.out.iter().map(|(out, _)| (self.unfinished(), out));
+        let files = Files::real();
+        density.chain(out).try_for_each(|(from, to)| {
+            File::open(&from).and_then(|file| file.sync_all()).map_err(LaunchError::at(&from))?;
+            files.rename(&from, to)?;
+            Ok(files.sync_folder(parent(to))?)
+        })
     }
 
     /// If the answers go to stdout, waits until its reader has taken them.
@@ -180,6 +228,30 @@ impl Destination {
         }
         Ok(())
     }
+}
+
+/// Checks the name of the file of the densities.
+fn check_density(density: &Path, out: &Path, overwrite: bool) -> Result<(), LaunchError> {
+    if AnswerFormat::of(density) != Some(AnswerFormat::Parquet) {
+        refuse!(Usage, "--density {}: wanted a name that ends in .parquet", density.display());
+    }
+    let [one, other] = [density, out].map(|path| std::path::absolute(path).ok());
+    if one == other {
+        refuse!(Usage, "--density and --out name the same file, {}", out.display());
+    }
+    if density.is_dir() {
+        refuse!(Exists, "--density: {} is a folder, wanted the name of a file", density.display());
+    }
+    require_new("--density", density, overwrite)?;
+    let device = |path: &Path| {
+        let folder = existing(parent(path));
+        std::fs::metadata(&folder).map(|found| found.dev()).map_err(LaunchError::at(folder))
+    };
+    if device(density)? != device(out)? {
+        // Files are written to OUT.partial and renamed at the end, which works on one file system only.
+        refuse!(Usage, "--density and --out are on different file systems; choose the same for both");
+    }
+    Ok(())
 }
 
 /// Writes to this process's stdout.

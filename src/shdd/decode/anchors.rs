@@ -178,6 +178,11 @@ impl Anchors {
         self.source.basis()
     }
 
+    /// The filter of the codes.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.source.filter()
+    }
+
     /// Number of dimensions of a code: (L+1)², or the number that the filter keeps.
     pub fn dims(&self) -> usize {
         self.source.dims()
@@ -247,6 +252,26 @@ impl Anchors {
         let fine_bk =
             self.source.scores_at(&codes_bc, &best_bk.f_to_device(self.device())?)?.f_to_device(Device::Cpu)?;
         Ok(scores_ba.f_scatter(1, &best_bk, &fine_bk)?)
+    }
+
+    /// The scores of all anchors for each code, `[b, a]` in f32 on the device. No anchor is rescored. Each result, to
+    /// the last bit, depends only on the codes, if their number is always the same.
+    pub fn coarse_scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
+        let (codes_bc, bounds_b) = self.bounded(codes_bc)?;
+        check_bounds(&bounds_b)?;
+        let (narrow_bc, factor_b1) = self.narrowed(&codes_bc)?;
+        let count = self.points().len() as i64;
+        let scores_ba = match &self.kept_ac {
+            // One product over all anchors: the factors of small products may be divided among threads.
+            Some(kept_ac) => mm_f32(&narrow_bc, &kept_ac.f_tr()?)?.f_narrow(1, 0, count)?,
+            None => {
+                let tile = |range: Range<usize>| {
+                    Ok(self.tile_scores(&narrow_bc, &range)?.f_narrow(1, 0, range.len() as i64)?)
+                };
+                Tensor::f_cat(&self.tiles().map(tile).collect::<Result<Vec<Tensor>, ShddError>>()?, 1)?
+            }
+        };
+        Ok(factor_b1.map_or(Ok(scores_ba.shallow_clone()), |factor_b1| scores_ba.f_mul(&factor_b1))?)
     }
 
     /// Whether the best anchors are rescored. On CUDA, they are rescored even if the coarse pass uses f32, because the

@@ -1,7 +1,7 @@
 //! Geometry on the sphere: distances, displacements, grids and the point index.
 
 use locdiff_core::geo::{
-    Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, SphereIndex, UnitVector, fibonacci_grid, places,
+    Degrees, EARTH_RADIUS_KM, GeoError, Healpix, Km, Place, SphereIndex, UnitVector, fibonacci_grid, places,
 };
 use proptest::prelude::*;
 
@@ -254,4 +254,22 @@ fn geo_empty_index_finds_nothing() {
     let index = SphereIndex::new(Vec::new());
     assert!(index.within(UnitVector::NORTH_POLE, Km(30_000.0)).is_empty());
     assert_eq!((index.nearest(UnitVector::NORTH_POLE), index.count_nearer(UnitVector::NORTH_POLE, Km(1.0))), (None, 0));
+}
+
+#[test]
+fn geo_cells_equal_those_of_healpy() {
+    let text = include_str!("../../golden/healpix.csv");
+    let mut compared = 0;
+    for line in text.lines().skip(1) {
+        let cells: Vec<&str> = line.split(',').collect();
+        let [order, cell] = [0, 1].map(|at| cells[at].parse::<u64>().expect("the golden file has integers"));
+        let [latitude, longitude] = [2, 3].map(|at| cells[at].parse::<f64>().expect("the golden file has numbers"));
+        let (grid, point) = (Healpix::new(order as u32), UnitVector::from(place(latitude, longitude)));
+        assert_eq!(grid.cell_of(point), cell, "{line}");
+        if cells[4] == "1" {
+            assert!(grid.centre(cell).distance(point).0 < ROUNDING_KM, "{line}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 200, "{compared}");
 }

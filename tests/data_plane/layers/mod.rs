@@ -31,7 +31,7 @@ const CORE: Design = Design {
         &["metrics"],
         &["config", "draw", "files", "tables"],
         &["predictions", "protocol", "tensorboard"],
-        &["answers", "tuning"],
+        &["answers", "cells", "tuning"],
     ],
 };
 

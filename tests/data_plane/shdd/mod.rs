@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod decode;
+mod density;
 mod derivatives;
 
 use std::f64::consts::PI;

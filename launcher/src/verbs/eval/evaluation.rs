@@ -7,7 +7,7 @@ use locdiff_core::cgroup::memory_available_bytes;
 use locdiff_core::config::{
     DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, TrainMethod, ValueOrigin,
 };
-use locdiff_core::draw::distance_curves;
+use locdiff_core::draw::{calibration_plot, distance_curves};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
 use locdiff_core::protocol::{EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, Job, Method};
@@ -15,9 +15,11 @@ use locdiff_core::tensorboard::board_folder;
 use locdiff_core::tuning::{Trials, choose};
 use serde_json::{Value, json};
 
-use super::files::{EvalFolder, TunedSetting};
+use super::calibrated;
+use super::files::{CALIBRATION_PLOT, DISTANCE_PLOT, EvalFolder, TunedSetting};
 use super::gather::{GalleryProgress, Gather};
 use super::published;
+use super::radii;
 use super::score::{BoardTarget, MethodScore, ScoreTask, by_distance};
 use super::table::{self, Row, data_summary};
 use crate::cli::Suite;
@@ -69,22 +71,41 @@ impl Evaluation<'_> {
     pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridRequest, suite: Option<Suite>) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         require_shards("shards.test", &config.shards.test)?;
-        let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate)?;
+        let saved = match hybrid {
+            // Whether LocDiff-H is used is not known yet.
+            HybridRequest::IfItFits { .. } => None,
+            known => {
+                let (step, is_hybrid) = (self.checkpoint.manifest.step, known != HybridRequest::No);
+                radii::load_to_check(self.run, &config, step, is_hybrid, self.output)?
+            }
+        };
+        let temperature = saved.as_ref().and_then(|saved| Some(saved.density.as_ref()?.temperature));
+        let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate { temperature })?;
         let folder = self.folder()?;
         let (truth, answers) = folder.write_answers(&gather)?;
         // LocDiff-H if it was evaluated, else LocDiff.
         let best = answers.last().map_or(Method::Locdiff, |answers| answers.method);
         let lock_first = (!self.is_held).then(|| self.run.to_owned());
-        let (places, overlaps) = (PlaceGroups::of(&truth).count(), gather.overlaps(&truth));
-        let (thresholds_km, seed, data) =
-            (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary, places, &config.eval));
+        let (places, overlaps) = (PlaceGroups::of(&truth), gather.overlaps(&truth));
+        let (thresholds_km, seed, data) = (
+            config.eval.thresholds_km.clone(),
+            config.train.seed,
+            data_summary(&summary, places.count(), &config.eval),
+        );
         let board = BoardTarget { folder: board_folder(self.run), step: summary.step, lock_first, data: data.clone() };
         let task = ScoreTask { truth, answers, thresholds_km, seed, board: Some(board) };
         let (found, differences) = self.supervisor.compute(move || task.run())?;
         let by_distance = gather.training_km().map(|km| by_distance(&km, &found, &config.eval.thresholds_km));
         let names: Vec<String> = found.iter().map(|scored| table::name(scored.method, &summary)).collect();
         let plot = by_distance.as_ref().map(|found| distance_curves(found, &names));
-        let plot = folder.write_plot(plot.as_deref())?;
+        let plot = folder.write_plot(DISTANCE_PLOT, plot.as_deref())?;
+        let checked = saved.map_or(Ok(None), |saved| {
+            let photos = calibrated::photos(&saved.calibration, &gather, &found);
+            self.supervisor.compute(move || calibrated::check(&photos, &places, seed))
+        })?;
+        let best_name = names.last().map_or("", String::as_str);
+        let reliability = checked.as_ref().map(|checked| calibration_plot(checked, best_name));
+        let reliability = folder.write_plot(CALIBRATION_PLOT, reliability.as_deref())?;
         let mut rows = table::computed(found, &summary, &gather, &config);
         if let Some(suite) = suite {
             rows.extend(published::rows_for(suite, &config.eval.thresholds_km).into_iter().map(Row::Published));
@@ -92,13 +113,15 @@ impl Evaluation<'_> {
         let text = |width: usize| {
             table::text(&data, &config.eval.thresholds_km, &rows, width)
                 + &table::notes(&rows, &differences, width)
+                + &checked.as_ref().map_or_else(String::new, |checked| calibrated::text(checked, best_name, width))
                 + &table::known_places(&overlaps, width)
         };
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
             "exclude_km": table::exclude_km(&summary, &config.eval), "prior": config.eval.prior, "overlap": overlaps,
             "rows": rows,
-            "differences": differences, "by_training_distance": by_distance,
+            "differences": differences, "by_training_distance": by_distance, "calibration": checked,
+            "likelihood": checked.as_ref().and_then(|checked| calibrated::likelihood(checked, temperature)),
         });
         let head = summary.head.map_or_else(String::new, |head| format!(", retrieval head {}", head.name()));
         let heading = format!("{}{head}\n", self.checkpoint.path.display());
@@ -109,7 +132,8 @@ impl Evaluation<'_> {
         let page = self.supervisor.compute(move || Ok(write_beside(&run).map_err(|error| error.to_string())))?;
         let page = page.map_err(|error| tracing::warn!("the page of the report is not written: {error}")).ok();
         let answers = folder.answers_path(best);
-        let paths = [("answers", answers)].into_iter().chain(plot.map(|plot| ("plot", plot)));
+        let plots = plot.into_iter().chain(reliability).map(|plot| ("plot", plot));
+        let paths = [("answers", answers)].into_iter().chain(plots);
         for (what, path) in paths.chain([("report", report)]).chain(page.map(|page| ("page", page))) {
             self.output.print(&format!("{what}:\n  {}", path.display()));
         }
@@ -120,7 +144,8 @@ impl Evaluation<'_> {
     pub(super) fn rate(&mut self, hybrid: HybridRequest) -> anyhow::Result<Rated> {
         let config = self.resolved.config.clone();
         require_shards("shards.test", &config.shards.test)?;
-        let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate)?;
+        let task = EvalTask::Evaluate { temperature: None };
+        let (gather, summary) = self.locate(&config.shards.test, hybrid, task)?;
         let (truth, answers) = gather.answers()?;
         let places = PlaceGroups::of(&truth);
         let (thresholds_km, seed) = (config.eval.thresholds_km, config.train.seed);

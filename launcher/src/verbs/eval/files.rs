@@ -6,6 +6,9 @@
 //! predictions-METHOD.csv    id,lat,lon of the answers of a method, in the order of the data
 //! samples.csv               id,lat,lon of the first sample of each row, for density and coverage
 //! accuracy-by-distance.svg  accuracies over the distance to the nearest training photo
+//! calibration.svg           how often the radii of a calibrated run hold the true place
+//! calibration.json          radii and temperature measured by `eval --calibrate` (`radii`)
+//! calibration-hybrid.json   the same for LocDiff-H
 //! table.json                the JSON result, as `--json` prints it
 //! report.txt                the table and the configuration
 //! report.html               the report as a page, from all files of this folder (`verbs::report`)
@@ -33,7 +36,9 @@ use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, RunLock};
 
 /// Name of the plot of accuracies over the distance to the nearest training photo.
-const PLOT: &str = "accuracy-by-distance.svg";
+pub(super) const DISTANCE_PLOT: &str = "accuracy-by-distance.svg";
+/// Name of the plot of the calibration.
+pub(super) const CALIBRATION_PLOT: &str = "calibration.svg";
 
 /// Prefix of the names of files with answers.
 const PREDICTIONS: &str = "predictions-";
@@ -128,12 +133,11 @@ impl EvalFolder {
         self.path.join(answers_name(method))
     }
 
-    /// Writes the plot of accuracies over the distance to the nearest training photo, and returns its path. Without a
-    /// plot, removes the plot of an earlier evaluation.
-    pub(super) fn write_plot(&self, svg: Option<&str>) -> Result<Option<PathBuf>, LaunchError> {
-        let path = self.path.join(PLOT);
+    /// Writes the plot `name`, and returns its path. Without a plot, removes the plot of an earlier evaluation.
+    pub(super) fn write_plot(&self, name: &str, svg: Option<&str>) -> Result<Option<PathBuf>, LaunchError> {
+        let path = self.path.join(name);
         match svg {
-            Some(svg) => self.write(PLOT, svg.as_bytes()).map(Some),
+            Some(svg) => self.write(name, svg.as_bytes()).map(Some),
             None if path.exists() => Ok(self.files.remove_file(&path).map(|()| None)?),
             None => Ok(None),
         }

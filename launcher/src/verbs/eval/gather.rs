@@ -131,7 +131,7 @@ impl GangObserver for GalleryProgress {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::protocol::LocatedRows;
+    use locdiff_core::protocol::{LocatedRows, RowDensity};
 
     use super::*;
 
@@ -144,6 +144,8 @@ mod tests {
             answers,
             sample: [1.0, 2.0],
             out_of_range: false,
+            spread_km: 0.0,
+            density: RowDensity::default(),
             tuning: None,
         }
     }

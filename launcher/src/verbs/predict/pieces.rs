@@ -17,8 +17,8 @@ use crate::verbs::eval::radii::first_difference;
 /// Describes the prediction that the pieces belong to.
 const JOB: &str = "job.json";
 const PIECE: &str = "piece-";
-/// The other files of the folder: the description, the copied input, the unfinished output and the lock.
-const OTHER_FILES: [&str; 4] = [JOB, "input.parquet", "out", "lock"];
+/// The other files of the folder: the description, the copied input, the unfinished outputs and the lock.
+const OTHER_FILES: [&str; 5] = [JOB, "input.parquet", "out", "density", "lock"];
 
 /// The folder, locked by this process.
 pub(super) struct PiecesFolder {

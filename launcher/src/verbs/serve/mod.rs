@@ -54,11 +54,14 @@ pub(super) fn run(request: &ServeRequest, global: &Global, output: Output) -> an
     resolved.config.eval.exclude_km = 0.0;
     let config = resolved.config;
     let calibration = radii::load(&run, &config, checkpoint.manifest.step, request.hybrid, output)?;
+    let calibration = calibration.map(|saved| saved.calibration);
     let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
     let task = EvalTask::Predict(Prediction {
         with_truth: false,
         with_samples: true,
         skips_bad_rows: false,
+        truth_temperatures: Vec::new(),
+        cells_temperature: None,
         done: Vec::new(),
     });
     let job = Job::Serve(Box::new(prepared_job(config.clone(), &checkpoint, PHOTOS, hybrid, &task)?));
