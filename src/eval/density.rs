@@ -24,8 +24,17 @@ impl RowDensities {
         Ok(Some(Self { cells: engine.cell_scores()?, truth_temperatures, cells_temperature }))
     }
 
-    /// Sets the densities of `rows`, which are the images of a block.
+    /// Sets the densities of `rows`, which are the images of a block. The rounding of products and sums depends on the
+    /// number of threads, so there is only one on the CPU.
     pub(super) fn add(&self, located: &Located, rows: &mut [LocatedRow]) -> Result<(), InferError> {
+        let threads = tch::get_num_threads();
+        tch::set_num_threads(1);
+        let added = self.fill(located, rows);
+        tch::set_num_threads(threads);
+        added
+    }
+
+    fn fill(&self, located: &Located, rows: &mut [LocatedRow]) -> Result<(), InferError> {
         let _without_gradients = tch::no_grad_guard();
         let samples = located.codes_nd.size()[0] / located.block.size.max(1) as i64;
         for (at, (image, row)) in located.block.images.iter().zip(rows).enumerate() {
