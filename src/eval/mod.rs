@@ -4,7 +4,7 @@
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation, or of a prediction.
 //! - [`likely`]: sums up the samples of an image.
-//! - [`density`]: the densities of a row.
+//! - `density`: the densities of a row.
 //! - [`truth`]: reads the true places of the test rows from a file. They override the coordinates in the shards.
 //! - [`perturbation`]: adds noise to codes, and measures how far the noise moves the mode of a code's density.
 //!
