@@ -15,8 +15,8 @@ use super::{Basis, Filter, ShddError};
 
 // Letters in tensor names: k samples of an image, c coefficients, a cells, t temperatures.
 
-/// Cells per dimension of a whole code, at least. The peak of a density is then about as wide as two cells, or wider, at
-/// the temperatures that fit real photos (a tenth).
+/// Cells per dimension of a whole code, at least. At temperature T, the standard deviation of a peak is then at least
+/// 1.6 √T times the width of a cell.
 const CELLS_PER_DIMENSION: u64 = 8;
 /// Cells with at most this probability are not divided in [`SampleScores::cells`].
 const CELL_PROBABILITY: f64 = 0.001;
