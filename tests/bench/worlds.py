@@ -4,15 +4,17 @@
     python3 tests/bench/worlds.py LAUNCHER DATA OUT [--quick]
 
 DATA has `mp16_500k.npy` and, with the columns `lat` and `lon`, `im2gps3k.csv`, `V.csv` (places to tune on),
-`thinned-validation.csv`, `thinned.csv` and `held-out.csv` (see `shards simulate --cells` and `places.py`). Run it in an
-empty folder with space for 45 GB, in which `geoclip import` was run. Each report and `table.json` is copied to OUT;
-`OUT/log` says what was done when. Two queues run side by side: trainings, and evaluations of the runs that are trained.
+`thinned-validation.csv`, `thinned.csv` and `held-out.csv`: test places of `shards simulate --cells`, divided into
+validation and test places (docs/experiments/world-2.md describes the lists of the last run). Run `geoclip import` in a
+new folder with 45 GB of free space, then this script. Each report and `table.json` is copied to OUT; `OUT/log` has each
+command with its duration and exit code. Simulations, trainings and evaluations run side by side.
 `--quick` does everything with few rows and steps, on the CPU, to test this script. Results:
 docs/experiments/world-2.md.
 """
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -44,14 +46,14 @@ class Experiment:
     def launch(self, name, *words, nice=0):
         """Runs the launcher. Its output goes to `OUT/NAME.txt` if it fails."""
         device = ["--workers", "2", "--device", "cpu"] if self.quick else ["--gpus", "1"]
-        if words[-1] == "train" or "eval" in words or "bench" in words:
+        if words[-1] == "train" or "eval" in words:
             words = [*device, *words]
         begin = time.monotonic()
         done = subprocess.run(["nice", "-n", str(nice), self.launcher, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.say("%s: %.0f s, exit code %d" % (name, time.monotonic() - begin, done.returncode))
         if done.returncode:
             (self.out / (name + ".txt")).write_text(done.stdout)
-            os._exit(1)  # the other queue would go on for minutes
+            os.killpg(0, signal.SIGTERM)  # the other queues would go on for minutes
 
     def simulate(self, world, name, seed, views, coordinates, *extra, nice=10):
         rows = ["--rows", 3000] if self.quick and "--rows" in extra else ["--rows", 40] if self.quick else []
@@ -78,10 +80,12 @@ class Experiment:
         self.launch("train-" + run, "--config", config, *settings({"shards.train": "shards/" + (name or "train%d" % world)} | values | quick), "--run", run, "train")
 
     def evaluate(self, name, run, values, *words):
+        begin = time.time()
         self.launch(name, "--run", run, *settings(values), "eval", *words)
         folder = Path("checkpoints") / run / "eval"
         for file in ("report.txt", "table.json", "tuned.toml", "tuned-even.toml"):
-            if (folder / file).exists():
+            # Files of earlier evaluations are older.
+            if (folder / file).exists() and (folder / file).stat().st_mtime >= begin:
                 shutil.copy(folder / file, self.out / ("%s-%s" % (name, file)))
 
     def score(self, run, head, world):
@@ -140,6 +144,7 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--quick", action="store_true")
+    os.setpgrp()  # a failure ends the commands of all queues
     Experiment(parser.parse_args()).run()
 
 
