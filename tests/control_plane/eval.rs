@@ -5,7 +5,6 @@ mod beside_training;
 mod data;
 mod density;
 mod equality;
-mod gallery_bias;
 mod hangs;
 mod heads;
 mod known_places;

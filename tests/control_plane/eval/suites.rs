@@ -1,5 +1,7 @@
 //! Tests of the suites that evaluate several runs, or one run with several galleries.
 
+mod gallery_bias;
+
 use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 

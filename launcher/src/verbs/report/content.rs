@@ -10,8 +10,7 @@ use locdiff_core::metrics::{NamedIntervals, PlaceGroups, THRESHOLDS_KM, compare}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::experiments::SuiteResult;
-use super::source::{CalibrationTable, EvaluatedRun, PhotoDetail};
+use super::source::{CalibrationTable, EvaluatedRun, PhotoDetail, SuiteResult};
 use super::systems::{PhotoSet, System, bootstrap, curve_km, photo_set, shown, system, vectors};
 use crate::error::{LaunchError, reported};
 

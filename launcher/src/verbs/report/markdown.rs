@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::content::ReportContent;
-use super::experiments::SuiteResult;
+use super::experiments::experiment_tables;
 use super::tables::{self, RowGroup, TextCell, TextTable};
 
 /// Characters that have a meaning in Markdown or in HTML.
@@ -19,7 +19,7 @@ pub(super) fn markdown(content: &ReportContent) -> String {
     all.extend(tables::others(content));
     all.extend(tables::calibration(content));
     all.extend(tables::training(content));
-    all.extend(content.experiments.iter().flat_map(SuiteResult::tables));
+    all.extend(content.experiments.iter().flat_map(experiment_tables));
     for table in &all {
         let _ = write!(text, "\n## {}\n\n{}", table.title, table_text(table));
     }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::content::{ReportContent, RunFacts};
-use super::experiments::SuiteResult;
+use super::experiments::experiment_tables;
 use super::tables::{self, RowGroup, TextTable};
 
 /// The style of a page with a map.
@@ -94,7 +94,7 @@ fn sections(content: &ReportContent) -> Vec<Section> {
     }
     let with_heading = |table: &TextTable| format!("<h3>{}</h3>\n{}", table.title, table_html(table));
     if !content.experiments.is_empty() {
-        let tables = content.experiments.iter().flat_map(SuiteResult::tables);
+        let tables = content.experiments.iter().flat_map(experiment_tables);
         let body = tables.map(|table| with_heading(&table)).collect();
         sections.push(Section { id: "experiments", title: "The paper's experiments", body });
     }

@@ -6,6 +6,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum as _;
 use locdiff_core::config::{self, Layer, RunConfig};
 use locdiff_core::geo::Place;
 use locdiff_core::tables::{ColumnNames, TableReader};
@@ -14,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::cli::Suite;
 use crate::error::{LaunchError, refuse, reported};
 use crate::run_folder::CONFIG;
 
@@ -100,6 +102,39 @@ fn default_cell_degrees() -> f64 {
 #[derive(Deserialize)]
 struct ImagesFile {
     images: Vec<PhotoDetail>,
+}
+
+/// The result of an experiment of the paper, from a file with the output of `eval --suite NAME --json`.
+#[derive(Debug, Serialize)]
+pub(super) struct SuiteResult {
+    #[serde(serialize_with = "as_name")]
+    pub(super) suite: Suite,
+    pub(super) rows: Vec<Value>,
+    pub(super) differences: Vec<Value>,
+}
+
+fn as_name<S: serde::Serializer>(suite: &Suite, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(suite.name())
+}
+
+impl SuiteResult {
+    /// Reads the last line of a file, which is the JSON result of the command.
+    pub(super) fn read(path: &Path) -> Result<Self, LaunchError> {
+        let text = std::fs::read_to_string(path).map_err(LaunchError::at(path))?;
+        let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        let wanted = "wanted the output of `eval --suite NAME --json`";
+        let bad = |reason: String| reported!(BadData, "--experiment {}: {reason}; {wanted}", path.display());
+        let found: Value =
+            serde_json::from_str(line).map_err(|error| bad(format!("its last line is not JSON ({error})")))?;
+        let suite = found["suite"].as_str().and_then(|name| Suite::from_str(name, false).ok());
+        let suite = suite.ok_or_else(|| bad("it names no known suite".to_owned()))?;
+        let list = |key: &str| found[key].as_array().cloned().unwrap_or_default();
+        let (rows, differences) = (list("rows"), list("differences"));
+        if rows.is_empty() {
+            return Err(bad("it has no rows".to_owned()));
+        }
+        Ok(Self { suite, rows, differences })
+    }
 }
 
 impl EvaluatedRun {

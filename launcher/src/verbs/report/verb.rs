@@ -6,10 +6,9 @@ use locdiff_core::files::Files;
 use serde_json::{Value, json};
 
 use super::content::ReportContent;
-use super::experiments::SuiteResult;
 use super::markdown::markdown;
 use super::page::page;
-use super::source::EvaluatedRun;
+use super::source::{EvaluatedRun, SuiteResult};
 use crate::cli::{Global, ReportRequest};
 use crate::error::{LaunchError, refuse};
 use crate::output::Output;
