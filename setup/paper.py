@@ -45,7 +45,8 @@ class Paper:
         run = "%s-%s" % (RUN, name)
         values = values | {"eval.after_train": "false", "eval.every": 0} | ({"train.steps": 4} if self.is_quick else {})
         folder = Path("checkpoints") / run
-        new = [] if folder.exists() else ["--config", "demo", *sum((["--set", "%s=%s" % pair] for pair in values.items()), [])]
+        own = ["--config", "checkpoints/%s/config.toml" % RUN, *sum((["--set", "%s=%s" % pair] for pair in values.items()), [])]
+        new = [] if folder.exists() else own
         self.launch(*new, "--run", run, "train")
         return run
 

@@ -56,16 +56,44 @@ pub struct WrittenRow {
     pub radii_km: Option<[f64; 2]>,
 }
 
+/// How rows are written.
+#[derive(Debug, Clone, Copy)]
+pub struct RowStyle {
+    format: AnswerFormat,
+    with_samples: bool,
+}
+
+/// A row that is ready to be written.
+#[derive(Debug)]
+pub enum PreparedRow {
+    /// The text of the row.
+    Text(String),
+    /// A row of a Parquet file.
+    Values(WrittenRow),
+}
+
+impl RowStyle {
+    /// Does the work on a row that does not depend on other rows. Several threads may prepare rows at the same time.
+    pub fn prepare(self, row: WrittenRow) -> PreparedRow {
+        PreparedRow::Text(match self.format {
+            AnswerFormat::Parquet => return PreparedRow::Values(row),
+            AnswerFormat::Csv => csv_line(&row, self.with_samples),
+            AnswerFormat::Geojson => feature(&row, self.with_samples).to_string(),
+            AnswerFormat::Lines => format!("{}\n", json_object(&row, self.with_samples)),
+        })
+    }
+}
+
 /// Writes predictions to a file or to a stream.
 pub struct AnswerWriter {
     path: PathBuf,
     target: Sink,
-    with_samples: bool,
+    style: RowStyle,
     rows: u64,
 }
 
 enum Sink {
-    Text(AnswerFormat, Box<dyn Write>),
+    Text(Box<dyn Write>),
     Parquet { writer: Box<ArrowWriter<File>>, waiting: Vec<WrittenRow> },
 }
 
@@ -78,24 +106,24 @@ impl AnswerWriter {
                 let writer = ArrowWriter::try_new(file, schema(with_samples), None).map_err(failed(path))?;
                 Sink::Parquet { writer: Box::new(writer), waiting: Vec::new() }
             }
-            text => Sink::Text(text, Box::new(BufWriter::new(file))),
+            _ => Sink::Text(Box::new(BufWriter::new(file))),
         };
-        Self { path: path.to_owned(), target, with_samples, rows: 0 }.begun()
+        Self { path: path.to_owned(), target, style: RowStyle { format, with_samples }, rows: 0 }.begun()
     }
 
     /// Writes one JSON object per line to `out`.
     pub fn lines(out: Box<dyn Write>, with_samples: bool) -> Self {
-        let target = Sink::Text(AnswerFormat::Lines, out);
-        Self { path: PathBuf::from("stdout"), target, with_samples, rows: 0 }
+        let style = RowStyle { format: AnswerFormat::Lines, with_samples };
+        Self { path: PathBuf::from("stdout"), target: Sink::Text(out), style, rows: 0 }
     }
 
     fn begun(mut self) -> Result<Self, FileError> {
-        let samples = if self.with_samples { ",samples" } else { "" };
-        match &mut self.target {
-            Sink::Text(AnswerFormat::Csv, out) => {
+        let samples = if self.style.with_samples { ",samples" } else { "" };
+        match (&mut self.target, self.style.format) {
+            (Sink::Text(out), AnswerFormat::Csv) => {
                 writeln!(out, "id,lat,lon,radius_50_km,radius_90_km,weight,alternatives{samples}")
             }
-            Sink::Text(AnswerFormat::Geojson, out) => {
+            (Sink::Text(out), AnswerFormat::Geojson) => {
                 writeln!(out, "{{\"type\":\"FeatureCollection\",\"features\":[")
             }
             _ => Ok(()),
@@ -104,27 +132,31 @@ impl AnswerWriter {
         Ok(self)
     }
 
-    /// Writes a row.
-    pub fn write(&mut self, row: WrittenRow) -> Result<(), FileError> {
-        let (is_first, with_samples) = (self.rows == 0, self.with_samples);
+    /// How this writer wants its rows.
+    pub fn style(&self) -> RowStyle {
+        self.style
+    }
+
+    /// Writes a row that was prepared in the style of this writer.
+    pub fn write(&mut self, row: PreparedRow) -> Result<(), FileError> {
+        let is_first = self.rows == 0;
         self.rows += 1;
-        match &mut self.target {
-            Sink::Parquet { writer, waiting } => {
+        match (&mut self.target, row) {
+            (Sink::Parquet { writer, waiting }, PreparedRow::Values(row)) => {
                 waiting.push(row);
                 if waiting.len() < GROUP_ROWS {
                     return Ok(());
                 }
-                write_group(writer, waiting, with_samples).map_err(failed(&self.path))
+                write_group(writer, waiting, self.style.with_samples).map_err(failed(&self.path))
             }
-            Sink::Text(format, out) => {
-                let text = match format {
-                    AnswerFormat::Csv => csv_line(&row, with_samples),
-                    AnswerFormat::Geojson => {
-                        format!("{}{}", if is_first { "" } else { ",\n" }, feature(&row, with_samples))
-                    }
-                    _ => format!("{}\n", json_object(&row, with_samples)),
-                };
-                out.write_all(text.as_bytes()).map_err(FileError::at(&self.path))
+            (Sink::Text(out), PreparedRow::Text(text)) => {
+                let separator = if self.style.format == AnswerFormat::Geojson && !is_first { ",\n" } else { "" };
+                let written = out.write_all(separator.as_bytes()).and_then(|()| out.write_all(text.as_bytes()));
+                written.map_err(FileError::at(&self.path))
+            }
+            _ => {
+                let error = std::io::Error::other("the row was prepared in another style: this is a bug");
+                Err(FileError { path: self.path.clone(), error })
             }
         }
     }
@@ -133,11 +165,11 @@ impl AnswerWriter {
     pub fn finish(self) -> Result<u64, FileError> {
         match self.target {
             Sink::Parquet { mut writer, mut waiting } => {
-                write_group(&mut writer, &mut waiting, self.with_samples).map_err(failed(&self.path))?;
+                write_group(&mut writer, &mut waiting, self.style.with_samples).map_err(failed(&self.path))?;
                 writer.close().map_err(failed(&self.path))?;
             }
-            Sink::Text(format, mut out) => {
-                let end = if format == AnswerFormat::Geojson { "\n]}\n" } else { "" };
+            Sink::Text(mut out) => {
+                let end = if self.style.format == AnswerFormat::Geojson { "\n]}\n" } else { "" };
                 out.write_all(end.as_bytes()).and_then(|()| out.flush()).map_err(FileError::at(&self.path))?;
             }
         }
@@ -150,7 +182,7 @@ fn failed(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> FileErro
 }
 
 /// Degrees with eight digits after the point.
-fn rounded(degrees: f64) -> f64 {
+pub fn rounded(degrees: f64) -> f64 {
     (degrees * 1e8).round() / 1e8
 }
 
@@ -319,8 +351,9 @@ mod tests {
         let path = folder.path().join(name);
         let format = AnswerFormat::of(&path).expect("the extension is known");
         let mut writer = AnswerWriter::create(&path, format, with_samples).expect("the folder is writable");
+        let style = writer.style();
         for (index, id) in [(0, "a,b"), (1, "</script>\u{2028}")] {
-            writer.write(row(index, id)).expect("the disk has room");
+            writer.write(style.prepare(row(index, id))).expect("the disk has room");
         }
         assert_eq!(writer.finish().expect("the disk has room"), 2);
         (folder, path)

@@ -15,6 +15,10 @@ const GROUPS_MAX: usize = 40;
 /// The probabilities of the radii.
 pub const LEVELS: [f64; 2] = [0.5, 0.9];
 
+/// The temperature of the densities in the report of a run without a calibration. Trained runs have been calibrated to
+/// similar temperatures, for example the demo to 0.05.
+pub const DEFAULT_TEMPERATURE: f64 = 0.1;
+
 /// The spread and the error of one validation photo, km.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpreadError {

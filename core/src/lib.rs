@@ -16,12 +16,15 @@
 //! - [`metrics`]: scores and their confidence intervals.
 //! - [`tables`]: CSV and Parquet files with ids and coordinates.
 //! - [`predictions`]: matches predictions from a file with the true locations.
+//! - [`prior_file`]: reads what is known already about the places of photos, from GeoJSON.
 //! - [`calibration`]: radii that hold the truth with a known probability.
 //! - [`answers`]: writes predictions as Parquet, CSV, GeoJSON or lines of JSON.
 //! - [`cells`]: writes the densities of predictions as Parquet.
+//! - [`exported`]: the metadata and the checksum of exported models.
 //! - [`tuning`]: the LocDiff-H settings that `eval --tune` tries, and the choice of the best one.
 //! - [`draw`]: draws maps as PNG images.
 //! - [`tensorboard`]: reads and writes event files.
+//! - [`parallel`]: runs a function on several threads.
 //! - [`text`]: helpers for messages: readable durations, similar names.
 
 #![deny(unsafe_code)]
@@ -33,10 +36,13 @@ pub mod cgroup;
 pub mod config;
 pub mod draw;
 pub mod exit_code;
+pub mod exported;
 pub mod files;
 pub mod geo;
 pub mod metrics;
+pub mod parallel;
 pub mod predictions;
+pub mod prior_file;
 pub mod protocol;
 pub mod pulse;
 pub mod random;

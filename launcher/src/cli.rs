@@ -12,7 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use locdiff_core::config::{Layer, preset};
 use locdiff_core::geo::CELL_DEGREES_RANGE;
 use locdiff_core::protocol::{CellPart, SimulatedWorld};
-use locdiff_core::tables::PartShare;
+use locdiff_core::tables::{PartShare, PlacesPresent};
 use numbers::{U32_MAX, U64_MAX, decimal, number, part_share};
 use toml::Value;
 
@@ -145,17 +145,23 @@ pub struct PredictRequest {
     /// File to write: .parquet, .csv or .geojson. Default: one JSON object per line on stdout.
     #[arg(long, value_name = "OUT")]
     pub out: Option<PathBuf>,
+    /// Exported file to use instead of a run (see `checkpoint export`).
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
     /// Also use retrieval: write the answers of LocDiff-H.
     #[arg(long)]
     pub hybrid: bool,
     /// Also write all samples of each photo.
     #[arg(long)]
     pub samples: bool,
-    /// Also write the density of each photo to this Parquet file: probabilities of HEALPix cells. The run must be
+    /// What is known about the places, as GeoJSON: polygons, or points and lines with a width. The answers lie there.
+    #[arg(long, value_name = "FILE")]
+    pub prior: Option<PathBuf>,
+    /// Also write the density of each photo to this Parquet file: probabilities of HEALPix cells. The model must be
     /// calibrated.
     #[arg(long, value_name = "FILE", requires = "out")]
     pub density: Option<PathBuf>,
-    /// Replace OUT, and start an interrupted prediction of OUT again.
+    /// Replace OUT. An interrupted prediction of OUT goes on if it was the same prediction, and starts again otherwise.
     #[arg(long)]
     pub overwrite: bool,
 }
@@ -184,6 +190,9 @@ pub struct ServeRequest {
     /// Address to listen at; port 0 chooses a free port. Any other address than a loopback address needs --token-file.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8787")]
     pub bind: SocketAddr,
+    /// Exported file to use instead of a run (see `checkpoint export`).
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
     /// Also use retrieval: give the answers of LocDiff-H.
     #[arg(long)]
     pub hybrid: bool,
@@ -209,6 +218,9 @@ pub struct EvalRequest {
     /// Score this file of predictions instead of a run.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune", "exclude_km"])]
     pub predictions: Option<PathBuf>,
+    /// Refused, with the way to score the answers of an exported file.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub model: Option<PathBuf>,
     /// Choose the settings of LocDiff-H on the validation rows; with --hybrid, or with --suite main or generative,
     /// evaluate afterwards.
     #[arg(long)]
@@ -312,11 +324,15 @@ pub enum ShardsVerb {
         #[arg(long)]
         overwrite: bool,
     },
-    /// Build shards from your own coordinates and embeddings.
+    /// Build shards from your own embeddings, with or without coordinates.
     Build {
-        /// CSV or Parquet file with ids and coordinates.
+        /// CSV or Parquet file with ids and coordinates. Without it, the ids are the numbers of the rows.
         #[arg(long, value_name = "FILE")]
-        table: PathBuf,
+        table: Option<PathBuf>,
+        /// Which rows of the table have coordinates: all, some or none. Only `predict` can use rows without
+        /// coordinates. Default: all with --table, else none.
+        #[arg(long, value_name = "ROWS")]
+        places: Option<PlacesPresent>,
         /// .npy or safetensors file with embeddings; repeat for each view.
         #[arg(long, value_name = "FILE", required = true)]
         embeddings: Vec<PathBuf>,
@@ -398,7 +414,7 @@ pub enum CheckpointVerb {
         /// checkpoint.
         run_dir: Option<PathBuf>,
     },
-    /// Export averaged weights and configuration as one safetensors file.
+    /// Export a trained model as one safetensors file, with which `predict` and `serve` can work instead of the run.
     Export {
         /// Folder or name of a run (exports its newest whole checkpoint), or folder of a checkpoint; default: the run
         /// that --run names, else the newest run with a checkpoint.

@@ -72,8 +72,8 @@ pub enum GangEvent {
         /// How the process ended.
         exit: Exit,
     },
-    /// A checkpoint could not be committed, or the disk does not respond.
-    CommitFailed(Failure),
+    /// A checkpoint could not be committed, a report could not be handled, or the disk does not respond.
+    ObserverFailed(Failure),
     /// The user asked to stop (Ctrl-C, SIGTERM, SIGUSR1).
     Interrupted {
         /// Whether the job can stop early and has made progress that is worth a checkpoint.
@@ -148,8 +148,8 @@ pub enum Cause {
         /// The time limit that the worker exceeded; `None` if its peers gave up first.
         limit: Option<Duration>,
     },
-    /// A checkpoint could not be committed, or the disk does not respond.
-    CommitFailed(Failure),
+    /// A checkpoint could not be committed, a report could not be handled, or the disk does not respond.
+    ObserverFailed(Failure),
     /// The user asked to stop.
     Interrupted,
 }
@@ -269,7 +269,7 @@ impl Coordinator {
             GangEvent::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
             GangEvent::Closed(rank) => self.closed(rank, now),
             GangEvent::Exited { rank, exit } => self.exited(rank, exit, now),
-            GangEvent::CommitFailed(failure) => self.stop(Cause::CommitFailed(failure), now),
+            GangEvent::ObserverFailed(failure) => self.stop(Cause::ObserverFailed(failure), now),
             GangEvent::Interrupted { has_progress } => self.interrupted(has_progress, now),
             GangEvent::Tick => self.tick(now),
         }
@@ -363,7 +363,8 @@ impl Coordinator {
             | ToLauncher::Embedded { .. }
             | ToLauncher::Predicted(_)
             | ToLauncher::Serving(_)
-            | ToLauncher::Refused(_) => vec![Action::Report(message)],
+            | ToLauncher::Refused(_)
+            | ToLauncher::ReportPhoto(_) => vec![Action::Report(message)],
         }
     }
 

@@ -91,9 +91,9 @@ fn messages_sent_before_the_exit_are_still_handled() {
 fn failed_commit_stops_the_gang() {
     let mut gang = running(1);
     let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16, kind: FailureKind::Final };
-    assert_eq!(gang.step(GangEvent::CommitFailed(failure.clone()), at(2)), [Action::Kill]);
+    assert_eq!(gang.step(GangEvent::ObserverFailed(failure.clone()), at(2)), [Action::Kill]);
     end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(3));
-    assert_eq!(causes(&gang), [Cause::CommitFailed(failure)]);
+    assert_eq!(causes(&gang), [Cause::ObserverFailed(failure)]);
 }
 
 fn running(workers: u32) -> Coordinator {

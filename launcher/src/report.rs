@@ -71,7 +71,7 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
 /// rank and its output would not help the user. `None` if the root cause is not an expected failure. Also `None` if the
 /// workers may be restarted after the failure, because the user then needs the host and the device of the rank.
 fn expected(first: &Cause) -> Option<LaunchError> {
-    let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
+    let (Cause::Failed { failure, .. } | Cause::ObserverFailed(failure)) = first else { return None };
     let code = exit_code(first);
     let is_brief = code != ExitCode::WorkerFailed && failure.kind == FailureKind::Final;
     is_brief.then(|| LaunchError::new(code, failure.message.clone()))
@@ -79,7 +79,7 @@ fn expected(first: &Cause) -> Option<LaunchError> {
 
 fn exit_code(first: &Cause) -> ExitCode {
     match first {
-        Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => {
+        Cause::Failed { failure, .. } | Cause::ObserverFailed(failure) => {
             ExitCode::from_code(failure.exit_code.into()).unwrap_or(ExitCode::WorkerFailed)
         }
         Cause::Incompatible { .. } => ExitCode::WorkerIncompatible,
@@ -90,7 +90,7 @@ fn exit_code(first: &Cause) -> ExitCode {
 
 fn kind(first: &Cause) -> FailureKind {
     match first {
-        Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => failure.kind,
+        Cause::Failed { failure, .. } | Cause::ObserverFailed(failure) => failure.kind,
         Cause::Died { exit: Exit::Code(_), .. } => FailureKind::Crash,
         Cause::Died { exit: Exit::Signal(signal), .. } => match Signal::try_from(*signal) {
             Ok(signal) if CRASH_SIGNALS.contains(&signal) => FailureKind::Crash,
@@ -105,7 +105,7 @@ fn kind(first: &Cause) -> FailureKind {
 /// process id or time.
 fn what(first: &Cause) -> String {
     match first {
-        Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => match &failure.message {
+        Cause::Failed { failure, .. } | Cause::ObserverFailed(failure) => match &failure.message {
             _ if failure.kind == FailureKind::Outage => "outage".to_owned(),
             text if is_out_of_memory(text) => "exhausted GPU memory".to_owned(),
             text if text.contains("panicked") => "panic".to_owned(),
@@ -135,7 +135,7 @@ fn involved(cause: &Cause) -> Vec<u32> {
         | Cause::Unkillable(rank)
         | Cause::Stuck { worker: StuckWorker { rank, .. }, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
-        Cause::CommitFailed(_) | Cause::Interrupted => Vec::new(),
+        Cause::ObserverFailed(_) | Cause::Interrupted => Vec::new(),
     }
 }
 
@@ -300,7 +300,7 @@ impl FailureReport<'_> {
                 let awaited = self.awaited(stuck.rank);
                 format!("{} is stuck in `{job}`: {}{awaited}; {reason}", self.worker(stuck.rank), describe_pulse(stuck))
             }
-            Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
+            Cause::ObserverFailed(failure) => failure.message.clone(),
             Cause::Interrupted => "stopped by a signal".to_owned(),
         }
     }

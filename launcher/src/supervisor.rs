@@ -300,7 +300,7 @@ async fn supervise(
                 }
                 if !is_disk_stuck && disk.is_stuck(observations, gang.observer_limit) {
                     is_disk_stuck = true;
-                    GangEvent::CommitFailed(disk_failure(gang.observer_limit))
+                    GangEvent::ObserverFailed(disk_failure(gang.observer_limit))
                 } else {
                     GangEvent::Tick
                 }
@@ -330,7 +330,7 @@ async fn supervise(
     };
     let observed = wait_for_observer(limit, &mut failures, signals, &mut interrupts).await;
     let outcome = match (outcome, &observed) {
-        (Outcome::Done(_), Some(Some(failure))) => Outcome::Failed(vec![Cause::CommitFailed(failure.clone())]),
+        (Outcome::Done(_), Some(Some(failure))) => Outcome::Failed(vec![Cause::ObserverFailed(failure.clone())]),
         (Outcome::Done(_), _) if interrupts > interrupts_before => Outcome::Failed(vec![Cause::Interrupted]),
         (outcome, _) => outcome,
     };
@@ -385,7 +385,7 @@ fn oom_kills() -> Option<u64> {
 }
 
 /// Waits until the observer has handled everything. Returns `None` if that takes longer than `limit`. Otherwise returns
-/// `Some(Some(failure))` for the first commit that failed since the gang ended, or `Some(None)` if no commit failed.
+/// `Some(Some(failure))` for the first failure of the observer since the gang ended, or `Some(None)` without a failure.
 /// Once two signals have arrived, the limit is [`OUTPUT_GRACE`] at most.
 async fn wait_for_observer(
     limit: Duration,
@@ -399,7 +399,7 @@ async fn wait_for_observer(
         let limit = if *interrupts > 1 { limit.min(OUTPUT_GRACE) } else { limit };
         tokio::select! {
             event = failures.recv() => match event {
-                Some(GangEvent::CommitFailed(failure)) => drop(first.get_or_insert(failure)),
+                Some(GangEvent::ObserverFailed(failure)) => drop(first.get_or_insert(failure)),
                 Some(_) => {}
                 None => return Some(first),
             },

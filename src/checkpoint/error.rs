@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
+use locdiff_core::exported::ExportError;
 use locdiff_core::files::FileError;
 
 /// An error from [`crate::checkpoint`].
@@ -11,6 +12,9 @@ pub enum CheckpointError {
     /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
+    /// An exported file cannot be used.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// Writing a checkpoint takes too long.
     #[error(
         "the checkpoint of step {step} is still not written after {seconds:.0} s, the limit of \
@@ -65,6 +69,7 @@ impl HasExitCode for CheckpointError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Io(_) | Self::Stuck { .. } => ExitCode::Io,
+            Self::Export(error) => error.exit_code(),
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
             Self::Exists(_) => ExitCode::Exists,
@@ -77,6 +82,7 @@ impl HasExitCode for CheckpointError {
         match self {
             Self::Stuck { .. } => FailureKind::Outage,
             Self::Io(error) => error.failure_kind(),
+            Self::Export(error) => error.failure_kind(),
             _ => FailureKind::of_code(self.exit_code()),
         }
     }

@@ -13,9 +13,6 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
-/// The largest header that is accepted, in bytes. The safetensors library has the same limit.
-pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
-
 const METADATA: &str = "__metadata__";
 
 /// The supported element types.

@@ -9,8 +9,8 @@
 //! - `writer`: writes one part.
 //! - `background`: writes parts while training continues.
 //! - `pieces`: joins the pieces of a part.
-//! - `reader`: reads a committed checkpoint.
-//! - `export`: writes averaged weights to one file.
+//! - `reader`: reads a committed checkpoint or an exported file.
+//! - `export`: writes averaged weights to one file, with what else a prediction needs.
 
 mod background;
 mod error;
@@ -25,7 +25,7 @@ pub use error::CheckpointError;
 pub use export::export;
 pub use header::{Header, HeaderError, TensorEntry};
 pub use pieces::{DIVISIONS, Division, NamedTensors, divisions_metadata};
-pub use reader::{Checkpoint, load_bytes, load_tensors};
+pub use reader::{Checkpoint, load_bytes, load_export, load_tensors};
 pub use writer::{write_json, write_tensors};
 
 /// The trained weights.

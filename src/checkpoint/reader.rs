@@ -1,25 +1,27 @@
-//! Reads the parts of a checkpoint. Every read compares the file with the length and checksum in the manifest.
+//! Reads the parts of a checkpoint, and exported files. Every read of a part compares the file with the length and
+//! checksum in the manifest, and every read of an exported file compares it with the checksum in its metadata.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use locdiff_core::files::{FileError, Xxh3};
+use locdiff_core::exported::{ExportReader, HEADER_BYTES_MAX, ModelState};
+use locdiff_core::files::{FileError, HashedReader, TakeError, Xxh3};
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde_json::Value;
 use tch::Tensor;
 
 use super::error::CheckpointError;
-use super::header::{HEADER_BYTES_MAX, Header, HeaderError};
-use super::piece_name;
+use super::header::{Header, HeaderError, TensorEntry};
 use super::pieces::{NamedTensors, join};
+use super::{STATE, piece_name};
 
 /// A committed checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: CheckpointManifest,
+    xxh3: String,
 }
 
 impl Checkpoint {
@@ -43,12 +45,19 @@ impl Checkpoint {
                 format!("lists the file {:?}, whose name is empty, begins with a dot or contains a slash", file.name),
             ));
         }
-        Ok(Self { folder: folder.to_owned(), manifest })
+        let mut hasher = Xxh3::default();
+        hasher.update(&text);
+        Ok(Self { folder: folder.to_owned(), manifest, xxh3: hasher.hex() })
     }
 
     /// The manifest.
     pub fn manifest(&self) -> &CheckpointManifest {
         &self.manifest
+    }
+
+    /// Checksum of the manifest. It identifies the checkpoint, because the manifest has the checksums of all files.
+    pub fn xxh3(&self) -> &str {
+        &self.xxh3
     }
 
     /// The manifest entry of the file `name`; `None` if the manifest does not list the file.
@@ -99,6 +108,13 @@ impl Checkpoint {
         found.ok_or_else(missing)
     }
 
+    /// The part of `state.json` that a prediction needs. Fails if the checkpoint comes from a version of the program
+    /// that has different configuration fields.
+    pub fn model_state(&self) -> Result<ModelState, CheckpointError> {
+        let state = self.json(STATE)?;
+        serde_json::from_value(state).map_err(|error| CheckpointError::bad(&self.folder.join(STATE), error))
+    }
+
     /// Reads and parses a JSON file of the checkpoint, such as `state.json`.
     pub fn json(&self, name: &str) -> Result<Value, CheckpointError> {
         let bytes = load_bytes(&self.folder, self.required_file(name)?)?;
@@ -119,14 +135,10 @@ fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
-/// An open file of a checkpoint. Counts and hashes the bytes that are read, so that [`Checked::finish`] can verify the
-/// checksum.
+/// An open file of a checkpoint, which is compared with the manifest.
 struct Checked<'a> {
-    path: PathBuf,
+    file: HashedReader,
     want: &'a CheckpointFile,
-    file: File,
-    hasher: Xxh3,
-    left: u64,
 }
 
 impl<'a> Checked<'a> {
@@ -138,46 +150,31 @@ impl<'a> Checked<'a> {
                 "the file name is empty, begins with a dot or contains a slash",
             ));
         }
-        let file = File::open(&path).map_err(|error| match error.kind() {
+        let file = HashedReader::open(&path).map_err(|error| match error.error.kind() {
             ErrorKind::NotFound => CheckpointError::corrupt(&path, "is missing"),
-            _ => FileError::at(&path)(error).into(),
+            _ => error.into(),
         })?;
-        let found = file.metadata().map_err(FileError::at(&path))?;
-        if !found.is_file() {
-            return Err(FileError::at(&path)(ErrorKind::IsADirectory.into()).into());
-        }
-        if found.len() != want.bytes {
-            let reason = format!("the file has {} bytes, but {CHECKPOINT_MANIFEST} says {}", found.len(), want.bytes);
+        if file.left() != want.bytes {
+            let reason = format!("the file has {} bytes, but {CHECKPOINT_MANIFEST} says {}", file.left(), want.bytes);
             return Err(CheckpointError::corrupt(&path, reason));
         }
-        Ok(Self { path, want, file, hasher: Xxh3::default(), left: want.bytes })
+        Ok(Self { file, want })
     }
 
-    /// Reads exactly `bytes` bytes. If fewer bytes are left in the file, this fails before it allocates memory.
     fn take(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
-        if bytes > self.left {
-            let reason =
-                format!("the file ends too early: {bytes} more bytes are needed, but only {} are left", self.left);
-            return Err(CheckpointError::corrupt(&self.path, reason));
-        }
-        let length = usize::try_from(bytes).map_err(|error| CheckpointError::bad(&self.path, error))?;
-        let mut buffer = vec![0; length];
-        self.file.read_exact(&mut buffer).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => CheckpointError::corrupt(&self.path, "the file ended during the read"),
-            _ => FileError::at(&self.path)(error).into(),
-        })?;
-        self.hasher.update(&buffer);
-        self.left -= bytes;
-        Ok(buffer)
+        self.file.take(bytes).map_err(|error| match error {
+            TakeError::Short(reason) => CheckpointError::corrupt(self.file.path(), reason),
+            TakeError::Io(error) => error.into(),
+        })
     }
 
     fn finish(self) -> Result<(), CheckpointError> {
-        let got = self.hasher.hex();
-        if self.left == 0 && got == self.want.xxh3 {
+        let got = self.file.hex();
+        if self.file.left() == 0 && got == self.want.xxh3 {
             return Ok(());
         }
         let reason = format!("the xxh3 checksum is {got}, but {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
-        Err(CheckpointError::corrupt(&self.path, reason))
+        Err(CheckpointError::corrupt(self.file.path(), reason))
     }
 }
 
@@ -192,20 +189,41 @@ fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, NamedTensors), 
     let size = file.take(8)?.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
     if size > HEADER_BYTES_MAX {
         let reason = format!("the header has {size} bytes, wanted at most {HEADER_BYTES_MAX}");
-        return Err(CheckpointError::corrupt(&file.path, reason));
+        return Err(CheckpointError::corrupt(file.file.path(), reason));
     }
     let text = file.take(size)?;
-    let header = Header::parse(&text, file.left).map_err(|error| match error {
-        HeaderError::Malformed(_) => CheckpointError::corrupt(&file.path, error),
-        HeaderError::Unsupported(_) => CheckpointError::bad(&file.path, error),
-    })?;
-    let mut tensors = Vec::with_capacity(header.tensors.len());
-    for entry in &header.tensors {
-        let bytes = file.take(entry.bytes)?;
-        tensors.push((entry.name.clone(), Tensor::f_from_data_size(&bytes, &entry.shape, entry.kind)?));
-    }
+    let header = parse_header(file.file.path(), &text, file.file.left())?;
+    let tensors = tensors_of(&header, |bytes| file.take(bytes))?;
     file.finish()?;
     Ok((header, tensors))
+}
+
+/// Reads the tensors of an exported file into main memory, in the order in which the file stores them.
+pub fn load_export(path: &Path) -> Result<NamedTensors, CheckpointError> {
+    let mut file = ExportReader::open(path)?;
+    let header = parse_header(path, file.header(), file.left())?;
+    let tensors = tensors_of(&header, |bytes| Ok(file.take(bytes)?))?;
+    file.finish()?;
+    Ok(tensors)
+}
+
+fn parse_header(path: &Path, text: &[u8], data_bytes: u64) -> Result<Header, CheckpointError> {
+    Header::parse(text, data_bytes).map_err(|error| match error {
+        HeaderError::Malformed(_) => CheckpointError::corrupt(path, error),
+        HeaderError::Unsupported(_) => CheckpointError::bad(path, error),
+    })
+}
+
+/// The tensors of a file. `take` reads the next bytes of the file.
+fn tensors_of(
+    header: &Header,
+    mut take: impl FnMut(u64) -> Result<Vec<u8>, CheckpointError>,
+) -> Result<NamedTensors, CheckpointError> {
+    let tensor = |entry: &TensorEntry| {
+        let bytes = take(entry.bytes)?;
+        Ok((entry.name.clone(), Tensor::f_from_data_size(&bytes, &entry.shape, entry.kind)?))
+    };
+    header.tensors.iter().map(tensor).collect()
 }
 
 /// Reads all bytes of a file.

@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::DiffusionError;
 use super::sampler::{ChainNoise, Update, apply_update, guided};
+use crate::native::host::{copy_async, pinned};
 use crate::native::nvrtc::{Arg, Kernel};
 use crate::native::random::sampler_kernel;
 
@@ -63,10 +64,13 @@ impl Chains {
 
     /// Starts all chains at noise. `seeds` holds the seed of each image.
     pub fn start(&mut self, seeds: Vec<u64>) -> Result<(), DiffusionError> {
-        let on_host: Vec<i64> = seeds.iter().map(|seed| seed.cast_signed()).collect();
-        self.seeds.f_copy_(&Tensor::f_from_slice(&on_host)?)?;
+        let values: Vec<i64> = seeds.iter().map(|seed| seed.cast_signed()).collect();
         self.noise.seeds = seeds;
         let Some(kernel) = &self.kernel else { return self.set(&self.noise.draw(0)?) };
+        // The host does not wait for a copy from pinned memory.
+        let mut on_host = pinned(values.len() as i64, Kind::Int64)?;
+        on_host.f_copy_(&Tensor::f_from_slice(&values)?)?;
+        copy_async(&mut self.seeds, &on_host)?;
         // A step that keeps nothing and adds noise of size 1, as draw 0.
         let nothing = Tensor::f_zeros([self.noise.dims as i64], (Kind::Float, self.noise.device))?;
         let _ = self.input_nd.f_zero_()?;

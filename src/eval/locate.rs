@@ -7,23 +7,24 @@ use std::ops::Range;
 use std::path::Path;
 
 use locdiff_core::config::{DecodeAnchors, OnBadRows, Prior, RetrievalHead, RunConfig, TrainMethod};
-use locdiff_core::geo::{Degrees, Place, SphereIndex, UnitVector};
+use locdiff_core::geo::{Place, SphereIndex, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
 use locdiff_core::protocol::{
-    Alternative, EvalJob, EvalSummary, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, PredictedRow,
-    PredictedRows, Prediction, RowDensity, ToLauncher, WorkerSlot, piece_rows,
+    EvalJob, EvalSummary, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, PredictedRow, PredictedRows,
+    Prediction, ToLauncher, WorkerSlot, piece_rows,
 };
 use locdiff_core::tuning::Trials;
 use tch::Device;
 
 use super::density::RowDensities;
-use super::likely::{LikelyPlaces, spread_km};
+use super::report_photos::ReportPhotos;
+use super::rows::{degrees, located, predicted, with_spread};
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::overlap::{nearest_km, training_index};
 use crate::infer::retrieval_data::{data_facts, warn_of_other_means};
 use crate::infer::retrieve::{Retrieval, with_chosen_head};
-use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Located, Saved, SavedState, Trained};
+use crate::infer::{Engine, ImageBlock, ImageRows, InferError, Located, PreparedPrior, SavedModel, Trained};
 use crate::native::cuda;
 use crate::retrieval::{ImageSamples, RetrievedPlaces, Retriever};
 use crate::shards::{BlockRows, Blocks, Coordinates, ELEMENT_BYTES, ShardsError};
@@ -31,7 +32,7 @@ use crate::shards::{BlockRows, Blocks, Coordinates, ELEMENT_BYTES, ShardsError};
 /// Rows per message about known places. A message must not exceed `FRAME_BYTES_MAX`.
 const NEAREST_ROWS: usize = 1 << 16;
 /// Predicted rows per message. A row with a density may take 300 kB.
-const PREDICTED_ROWS: usize = 32;
+pub(super) const PREDICTED_ROWS: usize = 32;
 
 /// The device that a worker computes on: its GPU, or the CPU if the worker has no GPU.
 pub fn device(worker: &WorkerSlot) -> Device {
@@ -85,8 +86,9 @@ pub fn embed_gallery(
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 
-/// Locates this worker's rows and calls `send` with the answers of each block. If the task is to evaluate, rank 0 also
-/// sends how near the true places are to training places and gallery points.
+/// Locates this worker's rows and calls `send` with the answers of each block. If the task is to evaluate, every rank
+/// also sends the report photos among its rows, and rank 0 how near the true places are to training places and gallery
+/// points.
 pub fn run(
     job: &EvalJob,
     worker: &WorkerSlot,
@@ -99,7 +101,12 @@ pub fn run(
     if job.task == EvalTask::Tune && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }
+    let saved = SavedModel::open_exactly(&job.checkpoint, &job.checkpoint_xxh3)?;
+    let prior = job.task.prior().map(|path| PreparedPrior::open(path, saved.state.degree)).transpose()?;
     let mut retrieval = open_retrieval(job, worker, &rows, |_, _| ())?;
+    if let Some(prior) = &prior {
+        retrieval = within_prior(config, retrieval, prior, worker.rank == 0)?;
+    }
     if worker.rank == 0 {
         let head = retrieval.is_some() && config.retrieval.head == RetrievalHead::Trained;
         let models = std::iter::once(&*job.checkpoint).chain(head.then(|| Path::new(&config.retrieval.run)));
@@ -107,12 +114,14 @@ pub fn run(
     }
     let sends_nearest = worker.rank == 0 && matches!(job.task, EvalTask::Evaluate { .. });
     let training = measure_surroundings(config, retrieval.as_mut(), sends_nearest);
-    let SavedState { step, degree, .. } = Saved::open(&job.checkpoint)?.state;
     let engine = match config.train.method {
-        TrainMethod::Locdiff => Some(open_engine(job, worker, rows.dataset.width(), retrieval.as_ref())?),
+        TrainMethod::Locdiff => {
+            let within = (retrieval.as_ref(), prior.as_ref());
+            Some(open_engine(job, &saved, device(worker), rows.dataset.width(), within)?)
+        }
         TrainMethod::Geoclip => None,
     };
-    let densities = engine.as_ref().map(|engine| RowDensities::wanted(&job.task, engine)).transpose()?.flatten();
+    let densities = RowDensities::wanted(&job.task);
     if sends_nearest {
         let anchors = engine.as_ref().map_or(&[][..], Engine::anchors);
         let truth = true_places(&rows, truth.as_ref())?;
@@ -127,7 +136,13 @@ pub fn run(
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
         Ok(block)
     });
-    let mut send = |found: Vec<LocatedRow>, samples: &[ImageSamples]| {
+    if matches!(job.task, EvalTask::Predict(_)) {
+        // The launcher notices changed data before it gets a row.
+        send_version(&rows, send)?;
+    }
+    let data_version = rows.dataset.version()?;
+    let mut photos = ReportPhotos::new(job, rows.count);
+    let mut send_rows = |found: Vec<LocatedRow>, samples: &[ImageSamples]| {
         let (of_rows, found) = (rows.count, found.into_iter().zip(samples));
         let EvalTask::Predict(wanted) = &job.task else {
             let rows = found.map(|(row, samples)| with_spread(row, samples)).collect::<Result<_, _>>()?;
@@ -136,23 +151,35 @@ pub fn run(
         let found = found.map(|(row, samples)| predicted(row, samples, wanted));
         let found = found.collect::<Result<Vec<PredictedRow>, InferError>>()?;
         let mut parts = found.chunks(PREDICTED_ROWS);
-        parts.try_for_each(|rows| send(ToLauncher::Predicted(PredictedRows { of_rows, rows: rows.to_vec() })))
+        parts.try_for_each(|rows| {
+            let (data_version, rows) = (data_version.clone(), rows.to_vec());
+            send(ToLauncher::Predicted(PredictedRows { of_rows, data_version, rows }))
+        })
     };
     match &engine {
-        Some(engine) => engine.locate_all(blocks).try_for_each(|located| {
-            let located = located?;
-            let mut found = methods.answers(&located)?;
-            densities.as_ref().map_or(Ok(()), |densities| densities.add(&located, &mut found))?;
-            send(found, &located.samples)
-        })?,
+        Some(engine) => {
+            engine.locate_all(blocks).try_for_each(|located| {
+                let located = located?;
+                let mut found = methods.answers(&located)?;
+                densities.as_ref().map_or(Ok(()), |densities| densities.add(engine, &located, &mut found, |_| true))?;
+                photos.keep(&located, &found)?;
+                send_rows(found, &located.samples)
+            })?;
+            let photos = photos.with_densities(&rows, engine)?;
+            photos.into_iter().try_for_each(|photo| send(ToLauncher::ReportPhoto(photo)))?;
+        }
         None => blocks.into_iter().try_for_each(|block| {
             let (found, samples) = methods.answers_of_retrieval(&block?, device(worker))?;
-            send(found, &samples)
+            send_rows(found, &samples)
         })?,
     }
+    if matches!(job.task, EvalTask::Predict(_)) {
+        // Files may have changed while they were read.
+        send_version(&rows, send)?;
+    }
     Ok(EvalSummary {
-        step,
-        degree,
+        step: saved.step,
+        degree: saved.state.degree,
         rows: rows.count,
         skipped_rows: rows.mask.count(),
         views: rows.dataset.stored_views(),
@@ -164,6 +191,34 @@ pub fn run(
         head: retrieval.as_ref().map(|_| config.retrieval.head),
         gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),
     })
+}
+
+/// Sends the version that the data has now.
+fn send_version(
+    rows: &ImageRows,
+    send: &mut dyn FnMut(ToLauncher) -> Result<(), InferError>,
+) -> Result<(), InferError> {
+    let (of_rows, data_version) = (rows.count, rows.dataset.version()?);
+    send(ToLauncher::Predicted(PredictedRows { of_rows, data_version, rows: Vec::new() }))
+}
+
+/// Leaves out the gallery points where the prior is 0. If none is left, the answers are those of LocDiff.
+fn within_prior(
+    config: &RunConfig,
+    retrieval: Option<Retrieval>,
+    prior: &PreparedPrior,
+    is_logging: bool,
+) -> Result<Option<Retrieval>, InferError> {
+    let Some(retrieval) = retrieval else { return Ok(None) };
+    let found = retrieval.within(prior.prior())?;
+    if found.is_none() && config.train.method == TrainMethod::Geoclip {
+        let reason = "the prior is 0 at all gallery points, and this run answers only with gallery points";
+        return Err(InferError::BadData(format!("{reason}; choose another gallery or a run with LocDiff")));
+    }
+    if found.is_none() && is_logging {
+        tracing::warn!("the prior is 0 at all gallery points, so the answers are those of LocDiff, without retrieval");
+    }
+    Ok(found)
 }
 
 /// Measures the surroundings of the gallery points. Returns an index of the training places, if it was made for this
@@ -188,18 +243,23 @@ pub(super) fn measure_surroundings(
     training
 }
 
-/// The engine with the network of the job's checkpoint. `width` is the width of the embeddings to locate.
+/// The engine with the network of the job's model. `width` is the width of the embeddings to locate.
 pub(super) fn open_engine(
     job: &EvalJob,
-    worker: &WorkerSlot,
+    saved: &SavedModel,
+    device: Device,
     width: usize,
-    retrieval: Option<&Retrieval>,
+    (retrieval, prior): (Option<&Retrieval>, Option<&PreparedPrior>),
 ) -> Result<Engine, InferError> {
-    let (config, trained) = (&job.config, Trained::open(&job.checkpoint, device(worker))?);
+    let (config, trained) = (&job.config, Trained::open(saved, device)?);
     trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, width)?;
     let anchors = anchors(config, &trained, retrieval)?;
     trained.check(&config.eval)?;
-    Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)
+    let engine = |anchors| Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors);
+    match prior {
+        Some(prior) => engine(prior.anchors(anchors))?.with_prior(prior),
+        None => engine(anchors),
+    }
 }
 
 /// The true places of all rows, in order.
@@ -255,6 +315,7 @@ impl Methods<'_> {
         let sample = |found: &RetrievedPlaces| ImageSamples {
             aggregate: found.retrieval,
             samples: vec![found.retrieval],
+            weights: Vec::new(),
             expected: Vec::new(),
         };
         let samples: Vec<ImageSamples> = places.iter().map(sample).collect();
@@ -328,21 +389,6 @@ fn photo_hashes(rows: &ImageRows) -> Result<HashSet<u64>, InferError> {
     Ok(hashes)
 }
 
-fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
-    let row = |(index, (image, samples)): (u64, (&Image, &ImageSamples))| LocatedRow {
-        index,
-        id: image.id.clone(),
-        truth: image.truth.map_or([f64::NAN; 2], |place| [place.latitude().0, place.longitude().0]),
-        answers: vec![(Method::Locdiff, degrees(samples.aggregate))],
-        sample: degrees(samples.samples[0]),
-        out_of_range: false,
-        spread_km: 0.0,
-        density: RowDensity::default(),
-        tuning: None,
-    };
-    (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
-}
-
 /// The rows of this worker, in runs of consecutive rows. In a prediction, the workers divide the pieces that are not
 /// done.
 fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64>> {
@@ -354,45 +400,4 @@ fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64
     let bound = |rank: u32| open.len() * rank as usize / worker.world as usize;
     let own = open[bound(worker.rank)..bound(worker.rank + 1)].chunk_by(|piece, next| piece + 1 == *next);
     own.map(|pieces| pieces[0] * size..rows.count.min((pieces[pieces.len() - 1] + 1) * size)).collect()
-}
-
-/// The prediction for a row that was located: the answer of the best method, and what the samples say about it.
-pub(super) fn predicted(
-    row: LocatedRow,
-    samples: &ImageSamples,
-    wanted: &Prediction,
-) -> Result<PredictedRow, InferError> {
-    let likely = LikelyPlaces::of(answer(&row)?.into(), &samples.samples);
-    let LocatedRow { index, id, truth, answers, density, .. } = row;
-    let answer = answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
-    let alternative = |(place, weight): &(UnitVector, f64)| Alternative { place: degrees(*place), weight: *weight };
-    Ok(PredictedRow {
-        index,
-        id,
-        answer,
-        spread_km: likely.spread_km,
-        weight: likely.weight,
-        alternatives: likely.alternatives.iter().map(alternative).collect(),
-        samples: if wanted.with_samples { samples.samples.iter().copied().map(degrees).collect() } else { Vec::new() },
-        truth: wanted.with_truth.then_some(truth),
-        density,
-    })
-}
-
-/// The answer of the last method.
-fn answer(row: &LocatedRow) -> Result<Place, InferError> {
-    let [latitude, longitude] = row.answers.last().map_or([f64::NAN; 2], |(_, place)| *place);
-    Ok(Place::new(Degrees(latitude), Degrees(longitude))?)
-}
-
-/// Sets the spread of the samples around the answer of the last method.
-fn with_spread(mut row: LocatedRow, samples: &ImageSamples) -> Result<LocatedRow, InferError> {
-    row.spread_km = spread_km(answer(&row)?.into(), &samples.samples);
-    Ok(row)
-}
-
-/// The latitude and longitude of `point`, in degrees.
-fn degrees(point: UnitVector) -> [f64; 2] {
-    let place = Place::from(point);
-    [place.latitude().0, place.longitude().0]
 }

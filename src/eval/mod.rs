@@ -5,7 +5,9 @@
 //! - [`locate`]: one worker's share of an evaluation, or of a prediction.
 //! - [`serve`]: locates single photos as the launcher sends them, with a model that stays loaded.
 //! - [`likely`]: sums up the samples of an image.
+//! - `rows`: the rows that are sent to the launcher.
 //! - `density`: the densities of a row.
+//! - `report_photos`: the photos that the report shows one by one.
 //! - [`truth`]: reads the true places of the test rows from a file. They override the coordinates in the shards.
 //! - [`perturbation`]: adds noise to codes, and measures how far the noise moves the mode of a code's density.
 //!
@@ -15,5 +17,7 @@ mod density;
 pub mod likely;
 pub mod locate;
 pub mod perturbation;
+mod report_photos;
+mod rows;
 pub mod serve;
 pub mod truth;

@@ -21,12 +21,13 @@
 
 use anyhow::{Context, ensure};
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
+use locdiff_core::parallel::in_parallel;
 use locdiff_core::protocol::{PerturbationBlock, WorkerSlot};
 use locdiff_core::pulse;
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
-use crate::shdd::decode::{Anchors, grid_points_min, in_parallel, refine};
+use crate::shdd::decode::{Anchors, grid_points_min, refine};
 use crate::shdd::{Basis, uniform_points};
 
 /// The degrees of the codes to measure. The table has one row for each degree.

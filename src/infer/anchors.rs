@@ -27,7 +27,7 @@ pub fn anchors(
                 return Err(InferError::Config(format!(
                     "eval.grid_points is {got}, which is too few for eval.refine, because {} has model.degree = \
                      {degree}; wanted \"auto\" or at least {want}",
-                    trained.folder.display()
+                    trained.path.display()
                 )));
             }
             Ok(fibonacci_grid(got as usize))

@@ -3,6 +3,7 @@
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
 use locdiff_core::predictions::PredictionsError;
+use locdiff_core::prior_file::PriorError;
 use locdiff_core::tables::TableError;
 
 use crate::checkpoint::CheckpointError;
@@ -45,6 +46,9 @@ pub enum InferError {
     /// The file with the true places of the rows cannot be used.
     #[error(transparent)]
     Predictions(#[from] PredictionsError),
+    /// The file of the prior cannot be used.
+    #[error(transparent)]
+    Prior(#[from] PriorError),
     /// The network failed.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -80,6 +84,7 @@ impl HasExitCode for InferError {
             Self::Retrieval(error) => error.exit_code(),
             Self::Table(error) => error.exit_code(),
             Self::Predictions(error) => error.exit_code(),
+            Self::Prior(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }
@@ -92,6 +97,7 @@ impl HasExitCode for InferError {
             Self::Retrieval(error) => Some(error),
             Self::Table(error) => Some(error),
             Self::Predictions(error) => Some(error),
+            Self::Prior(error) => Some(error),
             _ => None,
         }
     }

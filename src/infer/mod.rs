@@ -3,13 +3,14 @@
 //!
 //! In reading order:
 //! - [`rows`]: divides the usable rows of a data set into fixed blocks of images.
-//! - [`saved`]: reads the state and the weights of a checkpoint, for training and for evaluation.
-//! - [`trained`]: the network of a checkpoint, or a network that gets its weights later.
+//! - [`saved`]: reads trained models: checkpoints and exported files.
+//! - [`trained`]: the network of such a model, or a network that gets its weights later.
 //! - [`engine`]: combines weights, sampler, decoder and aggregator to locate a block of images.
 //! - [`pass`]: locates many blocks. On a GPU, it collapses the network and captures its steps in a CUDA graph.
 //! - [`retrieve`]: locates images with retrieval and with LocDiff-H, which uses the samples of [`engine`].
 //!   [`retrieval_data`] opens the gallery and the head.
 //! - [`anchors`]: the points among which the decoder selects.
+//! - [`prior`]: what the user knows about the places of photos.
 //! - [`overlap`]: distances from test places to training places and gallery points.
 //!
 //! Invariant: the answer for an image is a function of the weights, the settings, the seed and the embeddings of the
@@ -20,6 +21,7 @@ pub mod engine;
 mod error;
 pub mod overlap;
 pub mod pass;
+pub mod prior;
 pub mod retrieval_data;
 pub mod retrieve;
 pub mod rows;
@@ -29,6 +31,7 @@ pub mod trained;
 pub use engine::Engine;
 pub use error::InferError;
 pub use pass::Located;
+pub use prior::PreparedPrior;
 pub use rows::{BLOCK_IMAGES, Image, ImageBlock, ImageRows, block_images};
-pub use saved::{Saved, SavedState, Weights};
+pub use saved::{Saved, SavedModel, SavedState, Weights};
 pub use trained::{Denoiser, Trained};

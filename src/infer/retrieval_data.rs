@@ -9,8 +9,7 @@ use locdiff_core::geo::{Place, UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
 use super::error::InferError;
-use super::saved::{Saved, Weights};
-use crate::checkpoint::EMA;
+use super::saved::{SavedModel, Weights};
 use crate::geoclip::{Embedder, Geoclip, GeoclipHead};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
 use crate::shards::{
@@ -234,26 +233,26 @@ pub fn open(
     Ok((gallery, head))
 }
 
-/// The image head of a checkpoint of a training with `train.method = "geoclip"`.
-fn head_of_run(folder: &Path, device: Device) -> Result<QueryHead, InferError> {
-    let saved = Saved::open(folder)?;
-    if saved.config()?.train.method != TrainMethod::Geoclip {
+/// The image head of a training with `train.method = "geoclip"`: a checkpoint, or an exported file.
+fn head_of_run(path: &Path, device: Device) -> Result<QueryHead, InferError> {
+    let saved = SavedModel::open(path)?;
+    if saved.state.config.train.method != TrainMethod::Geoclip {
         return Err(InferError::Config(format!(
             "retrieval.run: {} has no image head; wanted a run with train.method = \"geoclip\"",
-            folder.display()
+            path.display()
         )));
     }
-    trained_head(&saved.weights(EMA)?, device)
+    trained_head(&saved.averages()?, device)
 }
 
-/// Warns if the model in the folder `checkpoint` was trained on means of another number of views than `mean_views`.
-pub fn warn_of_other_means(checkpoint: &Path, mean_views: u32) -> Result<(), InferError> {
-    let trained = Saved::open(checkpoint)?.config()?.shards.mean_views;
+/// Warns if the model at `path` was trained on means of another number of views than `mean_views`.
+pub fn warn_of_other_means(path: &Path, mean_views: u32) -> Result<(), InferError> {
+    let trained = SavedModel::open(path)?.state.config.shards.mean_views;
     if trained != mean_views {
         tracing::warn!(
             "{} was trained with shards.mean_views = {trained}, but photos are now read with {mean_views}; for the \
              best accuracy, use the same number",
-            checkpoint.display()
+            path.display()
         );
     }
     Ok(())

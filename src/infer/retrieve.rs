@@ -2,8 +2,10 @@
 //! with LocDiff-H, which also uses LocDiff's samples.
 
 use locdiff_core::config::{DecodeAnchors, Prior, RetrievalHead};
-use locdiff_core::geo::{Km, UnitVector};
+use locdiff_core::geo::{Km, PlacePrior, UnitVector};
+use locdiff_core::parallel::in_parallel;
 use locdiff_core::protocol::{EvalJob, EvalTask, HybridRequest, TuningErrors};
+use locdiff_core::pulse;
 use locdiff_core::tuning::Trials;
 use tch::{Device, Tensor};
 
@@ -64,6 +66,8 @@ pub struct Retrieval {
     hybrid: Hybrid,
     voters: Voters,
     surroundings: Surroundings,
+    /// Logarithm of the user's prior at each gallery point. Empty without a prior.
+    log_prior: Vec<f32>,
     /// Gallery points at most this far from a photo's true place are ignored; `None`: none are.
     exclude: Option<Km>,
     /// Location of the photos, for error messages.
@@ -101,7 +105,19 @@ impl Retrieval {
                 let surroundings = Surroundings::default();
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 let exclude = Some(Km(job.config.eval.exclude_km)).filter(|radius| radius.0 > 0.0);
-                Ok(Some(Self { head, gallery, hybrid, voters, surroundings, exclude, location, device, threads }))
+                let log_prior = Vec::new();
+                Ok(Some(Self {
+                    head,
+                    gallery,
+                    hybrid,
+                    voters,
+                    surroundings,
+                    log_prior,
+                    exclude,
+                    location,
+                    device,
+                    threads,
+                }))
             }
             Err(InferError::Retrieval(error @ RetrievalError::Head { .. })) if is_optional => {
                 if is_logging {
@@ -118,10 +134,22 @@ impl Retrieval {
         &self.gallery
     }
 
+    /// Leaves out the gallery points where the prior is 0. `None` if no point is left.
+    pub fn within(self, prior: &PlacePrior) -> Result<Option<Self>, InferError> {
+        let logs = in_parallel(self.threads, self.gallery.points(), |point| {
+            pulse::advance();
+            prior.log_at(*point) as f32
+        });
+        let kept: Vec<u32> = (0..).zip(&logs).filter(|(_, log)| **log > f32::NEG_INFINITY).map(|(at, _)| at).collect();
+        let log_prior = kept.iter().map(|at| logs[*at as usize]).collect();
+        Ok(self.gallery.restricted(&kept)?.map(|gallery| Self { gallery, log_prior, ..self }))
+    }
+
     /// Measures the surroundings of the gallery points. `training_km` holds the distance from each point to the nearest
     /// training photo; `None` if it is not known.
     pub fn measure_surroundings(&mut self, prior: Prior, training_km: Option<&[f32]>) {
-        self.surroundings = Surroundings::new(self.gallery.index(), prior, training_km, self.threads);
+        let measured = Surroundings::new(self.gallery.index(), prior, training_km, self.threads);
+        self.surroundings = measured.with_log_prior(self.log_prior.clone());
     }
 
     /// A retriever over the gallery.

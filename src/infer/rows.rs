@@ -182,6 +182,17 @@ impl ImageRows {
         bound(rank)..bound(rank + 1)
     }
 
+    /// A block of any images of these rows, at most [`Self::block_images`].
+    pub fn block_of(&self, images: Vec<Image>) -> ImageBlock {
+        let (size, views, width) = (self.block_images, self.views as usize, self.dataset.width());
+        ImageBlock { first: 0, images, size, views, width }
+    }
+
+    /// Images per block.
+    pub fn block_images(&self) -> usize {
+        self.block_images
+    }
+
     /// Reads the usable rows with indices in `share`, block by block.
     pub fn blocks(&self, share: Range<u64>) -> impl Iterator<Item = Result<ImageBlock, InferError>> + '_ {
         let (first, end) = (share.start, share.end);
@@ -198,8 +209,7 @@ impl ImageRows {
                 }
             }
             let images = waiting.drain(..waiting.len().min(size)).map(|(_, image)| image).collect::<Vec<_>>();
-            let (views, width) = (self.views as usize, self.dataset.width());
-            let block = ImageBlock { first: next, images, size, views, width };
+            let block = ImageBlock { first: next, ..self.block_of(images) };
             next += size as u64;
             (!block.images.is_empty()).then_some(Ok(block))
         })

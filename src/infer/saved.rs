@@ -1,17 +1,90 @@
-//! Reads the contents of a checkpoint, for training and for evaluation: the state of the run, and the weights by name.
+//! Reads trained models.
+//!
+//! - [`SavedModel`]: what locating photos needs, from a checkpoint or from an exported file.
+//! - [`Saved`]: the whole contents of a checkpoint, to resume training.
 
 use std::path::{Path, PathBuf};
 
-use locdiff_core::config::RunConfig;
-use serde::de::DeserializeOwned;
+use locdiff_core::exported::{ExportReader, ModelState};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
 
-use crate::checkpoint::{Checkpoint, CheckpointError, STATE};
+use super::error::InferError;
+use crate::checkpoint::{Checkpoint, CheckpointError, EMA, NamedTensors, STATE, load_export, piece_name};
 use crate::model::{CsUnet, ModelError, Standardisation};
 use crate::shards::Bookmark;
 use crate::shdd::{Filter, ShddError};
+
+/// A trained model on disk: a checkpoint, or an exported file.
+#[derive(Debug)]
+pub struct SavedModel {
+    /// Folder of the checkpoint, or the exported file.
+    pub path: PathBuf,
+    /// Training steps done.
+    pub step: u64,
+    /// Checksum of the manifest of the checkpoint. An exported file has the checksum of the checkpoint that was
+    /// exported.
+    pub xxh3: String,
+    /// The sizes of the network, and the configuration that it was trained with.
+    pub state: ModelState,
+    /// `None` for an exported file.
+    checkpoint: Option<Checkpoint>,
+}
+
+impl SavedModel {
+    /// Reads everything but the tensors. The metadata of an exported file is verified when the tensors are read.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        if path.is_file() {
+            let found = ExportReader::open(path)?.metadata()?;
+            let (step, xxh3, state) = (found.step, found.checkpoint, found.model);
+            return Ok(Self { path: path.to_owned(), step, xxh3, state, checkpoint: None });
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            step: checkpoint.manifest().step,
+            xxh3: checkpoint.xxh3().to_owned(),
+            state: checkpoint.model_state()?,
+            checkpoint: Some(checkpoint),
+        })
+    }
+
+    /// Like [`Self::open`], but fails unless the model has the checksum `xxh3`.
+    pub fn open_exactly(path: &Path, xxh3: &str) -> Result<Self, InferError> {
+        let found = Self::open(path)?;
+        if found.xxh3 == xxh3 {
+            return Ok(found);
+        }
+        let path = path.display();
+        Err(InferError::BadData(format!("{path} was replaced by another model meanwhile; repeat the command")))
+    }
+
+    /// The low-pass filter of the codes; `None` if all dimensions are kept.
+    pub fn filter(&self) -> Result<Option<Filter>, ShddError> {
+        filter(self.state.kept_dimensions.as_deref(), self.state.degree)
+    }
+
+    /// The averaged weights.
+    pub fn averages(&self) -> Result<Weights, InferError> {
+        let tensors = match &self.checkpoint {
+            None => load_export(&self.path)?,
+            Some(checkpoint) => checkpoint.find_tensors(EMA)?.ok_or_else(|| {
+                let (checkpoint, file) = (self.path.display(), piece_name(EMA, 0, 1));
+                InferError::BadData(format!(
+                    "{checkpoint} has no averaged weights (its manifest does not list {file}), which evaluation needs; \
+                     use a checkpoint written by `locdiff-launch train`"
+                ))
+            })?,
+        };
+        Ok(Weights::of(&self.path, tensors)?)
+    }
+}
+
+fn filter(kept: Option<&[u32]>, degree: u32) -> Result<Option<Filter>, ShddError> {
+    let dims = (degree as usize + 1).pow(2);
+    kept.map(|kept| Filter::from_indices(kept, dims)).transpose()
+}
 
 /// The contents of `state.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,8 +117,7 @@ pub struct SavedState {
 impl SavedState {
     /// The low-pass filter of the run; `None` if all dimensions are kept.
     pub fn filter(&self) -> Result<Option<Filter>, ShddError> {
-        let dims = (self.degree as usize + 1).pow(2);
-        self.kept_dimensions.as_ref().map(|kept| Filter::from_indices(kept, dims)).transpose()
+        filter(self.kept_dimensions.as_deref(), self.degree)
     }
 }
 
@@ -64,39 +136,16 @@ impl Saved {
     /// Reads the manifest and `state.json`. Tensors are read on demand.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let checkpoint = Checkpoint::open(folder)?;
-        let state = parse_state(folder, checkpoint.json(STATE)?)?;
+        let bad =
+            |error: serde_json::Error| CheckpointError::Bad { path: folder.join(STATE), reason: error.to_string() };
+        let state = serde_json::from_value(checkpoint.json(STATE)?).map_err(bad)?;
         Ok(Self { folder: folder.to_owned(), checkpoint, state })
-    }
-
-    /// Parses the configuration in `state.json`. Fails if the checkpoint comes from a version of the program
-    /// that has different configuration fields.
-    pub fn config(&self) -> Result<RunConfig, CheckpointError> {
-        parse_state(&self.folder, self.state.config.clone())
     }
 
     /// The weights of a part of the checkpoint, such as `ema`.
     pub fn weights(&self, part: &str) -> Result<Weights, CheckpointError> {
-        self.split(self.checkpoint.tensors(part)?)
+        Weights::of(&self.folder, self.checkpoint.tensors(part)?)
     }
-
-    /// Like [`Self::weights`], but returns `None` if the checkpoint does not have the part.
-    pub fn find_weights(&self, part: &str) -> Result<Option<Weights>, CheckpointError> {
-        self.checkpoint.find_tensors(part)?.map(|tensors| self.split(tensors)).transpose()
-    }
-
-    fn split(&self, mut parameters: Vec<(String, Tensor)>) -> Result<Weights, CheckpointError> {
-        let missing = |name| {
-            let reason = format!("the checkpoint has no tensor {name}");
-            CheckpointError::Bad { path: self.folder.clone(), reason }
-        };
-        let standardisation = Standardisation::take_from(&mut parameters).map_err(missing)?;
-        Ok(Weights { parameters, standardisation })
-    }
-}
-
-fn parse_state<Found: DeserializeOwned>(folder: &Path, value: Value) -> Result<Found, CheckpointError> {
-    let bad = |error: serde_json::Error| CheckpointError::Bad { path: folder.join(STATE), reason: error.to_string() };
-    serde_json::from_value(value).map_err(bad)
 }
 
 /// The weights of a network: the parameters, and the statistics that standardise embeddings.
@@ -109,6 +158,14 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// Divides the tensors of the model at `path` into parameters and statistics.
+    fn of(path: &Path, mut parameters: NamedTensors) -> Result<Self, CheckpointError> {
+        let missing =
+            |name| CheckpointError::Bad { path: path.to_owned(), reason: format!("the model has no tensor {name}") };
+        let standardisation = Standardisation::take_from(&mut parameters).map_err(missing)?;
+        Ok(Self { parameters, standardisation })
+    }
+
     /// Copies the weights into a network.
     pub fn load_into(&self, network: &mut CsUnet) -> Result<(), ModelError> {
         let [mean_e, deviation_e] = &self.standardisation;

@@ -1,17 +1,16 @@
-//! The network of a checkpoint, with its averaged weights.
+//! The network of a checkpoint or an exported file, with its averaged weights.
 //!
-//! The sizes of the network, the noise schedule and the low-pass filter come from the checkpoint's `state.json`, never
-//! from the current configuration.
+//! The sizes of the network, the noise schedule and the low-pass filter come from the configuration that the network
+//! was trained with, never from the current configuration.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use locdiff_core::config::{EvalConfig, RunConfig, TrainMethod};
 use locdiff_core::random::Philox;
 use tch::Device;
 
 use super::error::InferError;
-use super::saved::Saved;
-use crate::checkpoint::{EMA, piece_name};
+use super::saved::SavedModel;
 use crate::diffusion::NoiseSchedule;
 use crate::model::{Architecture, CsUnet, Placement};
 use crate::shdd::Filter;
@@ -64,49 +63,39 @@ impl Denoiser {
 /// A trained network.
 #[derive(Debug)]
 pub struct Trained {
-    /// Folder of the checkpoint.
-    pub folder: PathBuf,
+    /// Folder of the checkpoint, or the exported file.
+    pub path: PathBuf,
     /// The network, with averaged weights.
     pub denoiser: Denoiser,
-    /// Training steps done.
-    pub step: u64,
     /// Whether training dropped the embeddings of some rows. Only then can the network predict without an image, as
     /// guidance requires.
     pub supports_guidance: bool,
 }
 
 impl Trained {
-    /// Loads the network of a checkpoint, with averaged weights, onto a device.
-    pub fn open(folder: &Path, device: Device) -> Result<Self, InferError> {
-        let saved = Saved::open(folder)?;
-        let config = saved.config()?;
+    /// Loads the network of a model, with averaged weights, onto a device.
+    pub fn open(saved: &SavedModel, device: Device) -> Result<Self, InferError> {
+        let (config, path) = (&saved.state.config, &saved.path);
         if config.train.method != TrainMethod::Locdiff {
-            let checkpoint = folder.display();
+            let model = path.display();
             return Err(InferError::Config(format!(
-                "{checkpoint} has no LocDiff network, because train.method was \"geoclip\""
+                "{model} has no LocDiff network, because train.method was \"geoclip\""
             )));
         }
-        let mut denoiser = Denoiser::new(&config, saved.state.embedding_width, saved.state.filter()?, device)?;
-        let weights = saved.find_weights(EMA)?.ok_or_else(|| {
-            let (checkpoint, file) = (folder.display(), piece_name(EMA, 0, 1));
+        let mut denoiser = Denoiser::new(config, saved.state.embedding_width, saved.filter()?, device)?;
+        saved.averages()?.load_into(&mut denoiser.network).map_err(|error| {
+            let model = path.display();
             InferError::BadData(format!(
-                "{checkpoint} has no averaged weights (its manifest does not list {file}), which evaluation needs; \
-                 use a checkpoint written by `locdiff-launch train`"
-            ))
-        })?;
-        weights.load_into(&mut denoiser.network).map_err(|error| {
-            let checkpoint = folder.display();
-            InferError::BadData(format!(
-                "{checkpoint}: the averaged weights do not match the checkpoint's own configuration: {error}"
+                "{model}: the averaged weights do not match the configuration of their training: {error}"
             ))
         })?;
         let supports_guidance = config.diffusion.condition_drop > 0.0;
-        Ok(Self { folder: folder.to_owned(), denoiser, step: saved.state.step, supports_guidance })
+        Ok(Self { path: path.clone(), denoiser, supports_guidance })
     }
 
     /// Checks that the network supports the configured guidance and sampler steps.
     pub fn check(&self, config: &EvalConfig) -> Result<(), InferError> {
-        let (checkpoint, want) = (self.folder.display(), self.denoiser.schedule.timesteps());
+        let (checkpoint, want) = (self.path.display(), self.denoiser.schedule.timesteps());
         if config.guidance > 0.0 && !self.supports_guidance {
             return Err(InferError::Config(format!(
                 "eval.guidance is {}, but {checkpoint} was trained with diffusion.condition_drop = 0, so the network \

@@ -269,7 +269,12 @@ impl Locator for HeadLocator {
             .into_iter()
             .map(|found| found.retrieval);
         Ok(answers
-            .map(|aggregate| ImageSamples { aggregate, samples: vec![aggregate], expected: Vec::new() })
+            .map(|aggregate| ImageSamples {
+                aggregate,
+                samples: vec![aggregate],
+                weights: Vec::new(),
+                expected: Vec::new(),
+            })
             .collect())
     }
 }

@@ -87,6 +87,20 @@ impl Gallery {
         Ok(Self { index: SphereIndex::new(points), embeddings_gw, inverse_lengths_g })
     }
 
+    /// The gallery of the points at these positions, which must be ascending. `None` if there are none.
+    pub fn restricted(self, kept: &[u32]) -> Result<Option<Self>, RetrievalError> {
+        if kept.is_empty() || kept.len() == self.points().len() {
+            return Ok((!kept.is_empty()).then_some(self));
+        }
+        let positions: Vec<i64> = kept.iter().map(|at| i64::from(*at)).collect();
+        let positions = Tensor::f_from_slice(&positions)?;
+        Ok(Some(Self {
+            embeddings_gw: self.embeddings_gw.f_index_select(0, &positions)?,
+            inverse_lengths_g: self.inverse_lengths_g.f_index_select(0, &positions)?,
+            index: SphereIndex::new(kept.iter().map(|at| self.points()[*at as usize]).collect()),
+        }))
+    }
+
     /// The places of the gallery.
     pub fn points(&self) -> &[UnitVector] {
         self.index.points()

@@ -20,6 +20,8 @@ pub struct ImageSamples {
     pub aggregate: UnitVector,
     /// The samples.
     pub samples: Vec<UnitVector>,
+    /// The weight of each sample; empty if all samples count the same.
+    pub weights: Vec<f64>,
     /// The code that the network predicts from the image before any sample is drawn: the code of a density. Empty if it
     /// is not known.
     pub expected: Vec<f32>,

@@ -4,6 +4,7 @@
 
 use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{Km, UnitVector};
+use locdiff_core::parallel::in_parallel;
 use locdiff_core::protocol::TuningErrors;
 use locdiff_core::tuning::Trials;
 use tch::Tensor;
@@ -13,7 +14,6 @@ use super::hybrid::{Hybrid, ImageSamples, first_best};
 use super::pool::Pool;
 use super::retriever::{Exclusion, Retriever, Scored};
 use super::surroundings::Surroundings;
-use crate::shdd::decode::in_parallel;
 
 /// Photos per chunk. The number is a multiple of the number of queries in a tile.
 const PHOTOS: usize = 1024;
@@ -98,7 +98,8 @@ pub fn locate(
                 (answers[0], answers[1])
             }
             HybridMode::AnySample => {
-                let logits: Vec<f64> = near.iter().map(|(_, logit)| f64::from(*logit)).collect();
+                let score = |(point, logit): &(u32, f32)| f64::from(*logit) + surroundings.log_prior(*point);
+                let logits: Vec<f64> = near.iter().map(score).collect();
                 (pool.answers(&settings[..1])[0], first_best(&logits).map(|place| near[place].0))
             }
         };

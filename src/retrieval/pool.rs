@@ -14,10 +14,10 @@
 //! p is the density that LocDiff predicts from the photo before it draws samples, relative to the density of a place
 //! that is known exactly. It finds regions better than a few samples do. A network that has seen no photos of an area
 //! gives it almost no density, so p is smoothed at points that are far from every training photo; the maximum of the
-//! smoothing kernel is 1. f is the factor of the point in this round under `eval.prior` ([`Surroundings`]).
-//! q = ε + mean_k exp(-d_k / h) is the density of LocDiff's samples, where d_k is the distance to sample k. The width h
-//! is 250 km in the first round, or the width over which p is smoothed if that is larger, and `density_km` in the second
-//! round.
+//! smoothing kernel is 1. f is the factor of the point in this round under `eval.prior`, times the user's prior at the
+//! point ([`Surroundings`]). q = ε + mean_k exp(-d_k / h) is the density of LocDiff's samples, where d_k is the
+//! distance to sample k; with a prior of the user, the mean is weighted. The width h is 250 km in the first round, or
+//! the width over which p is smoothed if that is larger, and `density_km` in the second round.
 //!
 //! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round. They
 //! also count more in both rounds of LocDiff-H if the prior is even and the most similar point is far from every
@@ -291,7 +291,12 @@ fn smoothed(code: &[f32], degree: u32, km: f64) -> Vec<f64> {
 /// log q at a point, for a kernel of width `width_km`.
 fn log_sample_density(image: &ImageSamples, point: UnitVector, width_km: f64) -> f64 {
     let term = |sample: &UnitVector| (-chord_km(point, *sample) / width_km).exp();
-    let mean = image.samples.iter().map(term).sum::<f64>() / image.samples.len().max(1) as f64;
+    let terms = image.samples.iter().map(term);
+    let mean = if image.weights.is_empty() {
+        terms.sum::<f64>() / image.samples.len().max(1) as f64
+    } else {
+        terms.zip(&image.weights).map(|(term, weight)| term * weight).sum::<f64>() / image.weights.iter().sum::<f64>()
+    };
     (DENSITY_MIN + mean).ln()
 }
 
@@ -381,7 +386,7 @@ mod tests {
         let (degree, place) = (23, fibonacci_grid(50)[17]);
         let basis = Basis::new(degree).expect("the degree is valid");
         let expected = basis.encode_f64(&[place]).iter().map(|value| *value as f32).collect();
-        let image = ImageSamples { aggregate: place, samples: vec![place], expected };
+        let image = ImageSamples { aggregate: place, samples: vec![place], weights: Vec::new(), expected };
         let far = place.displace(Degrees(40.0), Km(1000.0)).expect("the displacement is finite");
         let mut last = f64::NEG_INFINITY;
         for level in 0..SMOOTHED_KM.len() {
@@ -413,7 +418,7 @@ mod tests {
         let (alone, many) = (fibonacci_grid(3)[0], fibonacci_grid(3)[2]);
         let around = |index: u32| many.displace(Degrees(f64::from(index) * 9.0), Km(120.0)).expect("it is finite");
         let points: Vec<UnitVector> = std::iter::once(alone).chain((0..40).map(around)).collect();
-        let image = ImageSamples { aggregate: many, samples: vec![many], expected: vec![1.0] };
+        let image = ImageSamples { aggregate: many, samples: vec![many], weights: Vec::new(), expected: vec![1.0] };
         let index = SphereIndex::new(points.clone());
         let wins = |prior: Prior, training_km: Option<f32>, highest: f32, setting: (f64, f64, f64)| {
             let best: Vec<(u32, f32)> = (0..41).map(|id| (id, if id == 0 { highest } else { 10.0 })).collect();

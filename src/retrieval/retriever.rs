@@ -14,12 +14,12 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use locdiff_core::geo::{Km, UnitVector};
+use locdiff_core::parallel::in_parallel;
 use tch::{Device, Kind, Tensor};
 
 use super::error::RetrievalError;
 use super::gallery::Gallery;
 use crate::geoclip::for_each_tile;
-use crate::shdd::decode::in_parallel;
 
 /// The embeddings of a gallery stay in GPU memory if they need at most this many bytes.
 const KEPT_BYTES_MAX: usize = 16 << 30;

@@ -1,10 +1,9 @@
-//! What LocDiff-H and retrieval with consensus know about the surroundings of each gallery point: how much its vote
-//! counts under `eval.prior`, and how far away the nearest training photo is.
+//! What LocDiff-H and retrieval with consensus know about each gallery point: how much its vote counts under
+//! `eval.prior` and under the user's prior, and how far away the nearest training photo is.
 
 use locdiff_core::config::Prior;
 use locdiff_core::geo::{Km, SphereIndex};
-
-use crate::shdd::decode::in_parallel;
+use locdiff_core::parallel::in_parallel;
 
 /// The density of a gallery is the number of its points within this distance, in the first and in the second round. With
 /// `eval.prior = "even"`, votes are divided by it.
@@ -21,6 +20,8 @@ const KNOWN_KM: f32 = 2.0;
 pub struct Surroundings {
     /// Logarithms of the factors that multiply the vote of each point in the two rounds. Empty if all factors are 1.
     log_factors: Vec<[f32; 2]>,
+    /// Logarithm of the user's prior at each point. Empty without a prior.
+    log_prior: Vec<f32>,
     /// The distance from each point to the nearest training photo. Empty if it is not known.
     training_km: Vec<f32>,
 }
@@ -35,11 +36,22 @@ impl Surroundings {
                 DENSITY_KM.map(|km| -(index.count_nearer(*point, Km(km)).max(1) as f32).ln())
             }),
         };
-        Self { log_factors, training_km: training_km.unwrap_or_default().to_vec() }
+        Self { log_factors, log_prior: Vec::new(), training_km: training_km.unwrap_or_default().to_vec() }
+    }
+
+    /// Adds the logarithm of the user's prior at each point; none if `log_prior` is empty.
+    #[must_use]
+    pub fn with_log_prior(self, log_prior: Vec<f32>) -> Self {
+        Self { log_prior, ..self }
     }
 
     pub(super) fn log_factors(&self, point: u32) -> [f64; 2] {
-        self.log_factors.get(point as usize).copied().unwrap_or_default().map(f64::from)
+        let factors = self.log_factors.get(point as usize).copied().unwrap_or_default().map(f64::from);
+        factors.map(|factor| factor + self.log_prior(point))
+    }
+
+    pub(super) fn log_prior(&self, point: u32) -> f64 {
+        self.log_prior.get(point as usize).copied().map_or(0.0, f64::from)
     }
 
     /// The width over which LocDiff's density is smoothed at a point, as an index of `SMOOTHED_KM`.

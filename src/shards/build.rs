@@ -1,7 +1,8 @@
-//! `shards build`: makes shards from a table of ids and coordinates and one file of embeddings per view.
+//! `shards build`: makes shards from one file of embeddings per view, and from a table of ids and coordinates if there
+//! is one.
 //!
 //! Row n of the table and row n of every file of embeddings belong together. All files are read a few thousand rows at
-//! a time.
+//! a time. Without a table, row numbers are the ids, and no row has coordinates.
 //!
 //! A row with bad values or a duplicate identifier is an error, whose message names the file and the row. With
 //! `on_bad_rows = skip`, such rows are skipped and counted instead. It is always an error if the files differ in their
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use locdiff_core::config::{OnBadRows, ShardsConfig};
-use locdiff_core::tables::{ColumnNames, Matrix, TableError, TableReader, TableRow};
+use locdiff_core::tables::{ColumnNames, Matrix, PlacesPresent, TableError, TableReader, TableRow};
 use twox_hash::XxHash3_128;
 
 use super::error::{SKIP_ADVICE, ShardsError};
@@ -25,8 +26,10 @@ const CHUNK_ROWS: usize = 4096;
 /// Inputs of [`build`].
 #[derive(Debug, Clone)]
 pub struct Build<'a> {
-    /// CSV or Parquet file with ids and coordinates.
-    pub table: &'a Path,
+    /// CSV or Parquet file with ids and coordinates, if there is one.
+    pub table: Option<&'a Path>,
+    /// Which rows have coordinates. Without a table, no row has any.
+    pub places: PlacesPresent,
     /// One `.npy` or safetensors file per view.
     pub embeddings: &'a [PathBuf],
     /// Column names, and how to handle bad rows.
@@ -35,22 +38,43 @@ pub struct Build<'a> {
     pub overwrite: bool,
 }
 
+impl Build<'_> {
+    /// The file that errors about rows name: the table, or the first file of embeddings.
+    fn named(&self) -> &Path {
+        self.table.unwrap_or(&self.embeddings[0])
+    }
+
+    /// The rows of the table. Without a table, `rows` rows without id and coordinates.
+    fn table_rows(&self, rows: u64) -> Result<Box<dyn Iterator<Item = Result<TableRow, TableError>>>, TableError> {
+        let ShardsConfig { id_column, latitude_column, longitude_column, .. } = self.config;
+        let names =
+            ColumnNames { id: Some(id_column), latitude: Some(latitude_column), longitude: Some(longitude_column) };
+        Ok(match self.table {
+            Some(table) => Box::new(TableReader::open_with(self.places, table, names, true)?),
+            None => Box::new((0..rows).map(|_| Ok(TableRow { id: None, place: None }))),
+        })
+    }
+}
+
 /// Builds a folder of shards. Returns its manifest and the number of skipped rows.
 pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsError> {
     if inputs.embeddings.is_empty() {
         return Err(ShardsError::Argument("--embeddings is missing; give one file per view".to_owned()));
     }
+    if inputs.table.is_none() && inputs.places != PlacesPresent::None {
+        let reason = "--places: without --table, no row has coordinates; give a --table, or --places none";
+        return Err(ShardsError::Argument(reason.to_owned()));
+    }
     let mut matrices = inputs.embeddings.iter().map(|path| Matrix::open(path)).collect::<Result<Vec<_>, _>>()?;
     let (rows, width) = common_shape(inputs.embeddings, &matrices)?;
-    let ShardsConfig { id_column, latitude_column, longitude_column, .. } = inputs.config;
-    let names = ColumnNames { id: Some(id_column), latitude: Some(latitude_column), longitude: Some(longitude_column) };
-    let mut table = TableReader::open(inputs.table, names, true)?;
+    let mut table = inputs.table_rows(rows)?;
     let width_small = u32::try_from(width)
         .map_err(|_| ShardsError::Argument(format!("embeddings have width {width}, wanted a width below 2^32")))?;
-    let name = inputs.table.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = inputs.named().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut writer = ShardWriter::create(
         out,
         WriterOptions {
+            places: inputs.places,
             overwrite: inputs.overwrite,
             ..WriterOptions::new(width_small, matrices.len() as u32, format!("built from {name}"), ImageHead::None)
         },
@@ -81,7 +105,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
         );
     }
     if skipped.count == rows {
-        return Err(TableError::file(inputs.table, "none of its rows can be used").into());
+        return Err(TableError::file(inputs.named(), "none of its rows can be used").into());
     }
     Ok((writer.finish()?, skipped.count))
 }
@@ -99,7 +123,7 @@ struct SkippedRows {
 
 fn length_mismatch(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
     let matrix = inputs.embeddings[0].display();
-    TableError::file(inputs.table, format!("{got} rows, but {matrix} has {rows}")).into()
+    TableError::file(inputs.named(), format!("{got} rows, but {matrix} has {rows}")).into()
 }
 
 /// Returns the number of rows and the width of the matrices. It is an error if they are not the same in all matrices.
@@ -139,15 +163,17 @@ fn usable_rows(
             let id = id.unwrap_or_else(|| number.to_string());
             if let Some(first) = seen_ids.insert(XxHash3_128::oneshot(id.as_bytes()), number) {
                 let reason = format!("duplicate identifier {id:?}, also in row {first}");
-                return Err(TableError::row(inputs.table, number as usize, reason));
+                return Err(TableError::row(inputs.named(), number as usize, reason));
             }
             Ok((id, place))
         });
         match usable {
             Ok((id, place)) => {
                 good.ids.push(id);
-                good.latitudes.push(place.latitude().0);
-                good.longitudes.push(place.longitude().0);
+                if inputs.places != PlacesPresent::None {
+                    good.latitudes.push(place.map_or(f64::NAN, |place| place.latitude().0));
+                    good.longitudes.push(place.map_or(f64::NAN, |place| place.longitude().0));
+                }
                 (0..views.len()).for_each(|view| good.views[view].extend_from_slice(embedding(view)));
             }
             Err(error @ TableError::Row { .. }) if inputs.config.on_bad_rows == OnBadRows::Skip => {

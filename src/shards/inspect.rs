@@ -26,7 +26,9 @@ pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, S
     let (mut latitude_range, mut longitude_range) = (empty_range, empty_range);
     for block in 0..dataset.block_rows().len() as u32 {
         dataset.read_usable_coordinates(&mask, block, &mut read)?;
-        for (latitude, longitude) in read.latitudes.iter().zip(&read.longitudes) {
+        let places = read.latitudes.iter().zip(&read.longitudes);
+        // A row without coordinates has NaN.
+        for (latitude, longitude) in places.filter(|(latitude, _)| !latitude.is_nan()) {
             latitude_range = widened(latitude_range, &[*latitude]);
             longitude_range = widened(longitude_range, &[*longitude]);
             counts[cell(*latitude, *longitude)] += 1;
@@ -36,6 +38,7 @@ pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, S
     let manifest = dataset.manifest();
     Ok(Inspection {
         rows: dataset.rows(),
+        rows_with_coordinates: dataset.rows_with_coordinates(),
         skipped_rows: mask.count(),
         skipped: mask.describe(dataset),
         files: dataset.file_count(),

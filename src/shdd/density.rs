@@ -18,8 +18,6 @@ use super::{Basis, Filter, ShddError};
 /// Cells per dimension of a whole code, at least. At temperature T, the standard deviation of a peak is then at least
 /// 1.6 √T times the width of a cell.
 const CELLS_PER_DIMENSION: u64 = 8;
-/// Cells with at most this probability are not divided in [`SampleScores::cells`].
-const CELL_PROBABILITY: f64 = 0.001;
 
 /// Numbers in memory at once when densities are computed at several temperatures.
 const NUMBERS_MAX: usize = 1 << 22;
@@ -32,6 +30,16 @@ pub struct CellScores {
     peak: f64,
 }
 
+/// The cells of densities of codes with (L + 1)² = `dims` dimensions.
+pub fn density_grid(dims: usize) -> Healpix {
+    Healpix::with_cells(CELLS_PER_DIMENSION * dims as u64)
+}
+
+/// The score of a clean code at its place, for codes that hold `dims` dimensions.
+pub fn peak(dims: usize) -> f64 {
+    dims as f64 / (4.0 * std::f64::consts::PI)
+}
+
 /// The scores of the samples of one image in all cells, divided by the peak.
 #[derive(Debug)]
 pub struct SampleScores {
@@ -39,14 +47,31 @@ pub struct SampleScores {
     grid: Healpix,
 }
 
+/// The mean of a prior over each cell of the grid of a [`CellScores`], as logarithms.
+#[derive(Debug)]
+pub struct CellPrior {
+    log_1a: Tensor,
+}
+
+impl CellPrior {
+    /// `means` holds the mean over each cell. At least one must be above 0.
+    pub fn new(means: &[f64], device: Device) -> Result<Self, ShddError> {
+        if !means.iter().any(|mean| *mean > 0.0) {
+            return Err(ShddError::Bad("the prior is 0 in all cells, wanted at least one cell above 0".to_owned()));
+        }
+        let logs: Vec<f32> = means.iter().map(|mean| mean.ln() as f32).collect();
+        Ok(Self { log_1a: Tensor::f_from_slice(&logs)?.f_to_device(device)?.f_unsqueeze(0)? })
+    }
+}
+
 impl CellScores {
     /// For codes of a degree that hold only the dimensions that `filter` keeps. If `device` is a CUDA device, it must be
     /// the current device.
     pub fn new(basis: Basis, filter: Option<Filter>, device: Device) -> Result<Self, ShddError> {
-        let grid = Healpix::with_cells(CELLS_PER_DIMENSION * basis.dims() as u64);
+        let grid = density_grid(basis.dims());
         let centres = (0..grid.cells()).map(|cell| grid.centre(cell)).collect();
         let anchors = Anchors::filtered(basis, filter, centres, device, Coarse::of(device), Budget::of(device))?;
-        let peak = anchors.dims() as f64 / (4.0 * std::f64::consts::PI);
+        let peak = peak(anchors.dims());
         Ok(Self { anchors, grid, peak })
     }
 
@@ -90,11 +115,38 @@ impl SampleScores {
         Ok(Vec::try_from(shares_a.f_to_kind(Kind::Double)?)?)
     }
 
+    /// Logarithm of the share of each sample's density that lies in the prior: Σ_c probability of c · prior of c. It is
+    /// exactly 0 if the prior is 1 in all cells.
+    pub fn log_shares(&self, temperature: f64, prior: &CellPrior) -> Result<Vec<f64>, ShddError> {
+        let scores_ka = self.scores_ka.f_mul_scalar(1.0 / temperature)?;
+        let total_k = scores_ka.f_logsumexp([1_i64].as_slice(), false)?;
+        let inside_k = scores_ka.f_add(&prior.log_1a)?.f_logsumexp([1_i64].as_slice(), false)?;
+        let shares_k = inside_k.f_sub(&total_k)?.f_to_device(Device::Cpu)?;
+        Ok(Vec::try_from(shares_k.f_to_kind(Kind::Double)?)?)
+    }
+
+    /// The probability of each cell, in proportion to density · prior.
+    pub fn posterior(&self, temperature: f64, prior: &CellPrior) -> Result<Vec<f64>, ShddError> {
+        let log_ka = self.scores_ka.f_mul_scalar(1.0 / temperature)?.f_log_softmax(1, Kind::Float)?;
+        // Logarithms, because probabilities far from all samples would be rounded to 0.
+        let log_1a = log_ka.f_logsumexp([0_i64].as_slice(), true)?.f_add(&prior.log_1a)?;
+        let shares_a = log_1a.f_softmax(1, Kind::Double)?.f_squeeze_dim(0)?.f_to_device(Device::Cpu)?;
+        Ok(Vec::try_from(shares_a)?)
+    }
+
     /// The density as cells of several orders, which together cover the sphere. A cell is divided if its probability is
-    /// above 0.001, down to the order of the grid. Each cell has its number in the scheme of [`unique_cell`], and its
-    /// probability.
-    pub fn cells(&self, temperature: f64) -> Result<Vec<(u64, f32)>, ShddError> {
-        let mut orders = vec![self.probabilities(temperature)?];
+    /// above `divided_above`, down to the order of the grid. Each cell has its number in the scheme of [`unique_cell`],
+    /// and its probability. With a prior, probabilities are in proportion to density · prior.
+    pub fn cells(
+        &self,
+        temperature: f64,
+        divided_above: f64,
+        prior: Option<&CellPrior>,
+    ) -> Result<Vec<(u64, f32)>, ShddError> {
+        let mut orders = vec![match prior {
+            Some(prior) => self.posterior(temperature, prior)?,
+            None => self.probabilities(temperature)?,
+        }];
         for order in (0..self.grid.order()).rev() {
             let finer = &orders[(self.grid.order() - order) as usize - 1];
             orders.push(finer.chunks_exact(4).map(|four| four.iter().sum()).collect());
@@ -103,7 +155,7 @@ impl SampleScores {
         let (mut found, mut open) = (Vec::new(), (0..12).rev().map(|cell| (0, cell)).collect::<Vec<(u32, u64)>>());
         while let Some((order, cell)) = open.pop() {
             let probability = orders[order as usize][cell as usize];
-            if probability > CELL_PROBABILITY && order < self.grid.order() {
+            if probability > divided_above && order < self.grid.order() {
                 open.extend((0..4).rev().map(|part| (order + 1, 4 * cell + part)));
             } else {
                 found.push((unique_cell(order, cell), probability as f32));

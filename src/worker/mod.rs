@@ -63,7 +63,10 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     let _phase = pulse::enter(phase_of(&job));
     control.start_heartbeats(Duration::from_secs_f64(meeting.heartbeat_s))?;
     native::backtrace::print_on_request()?;
-    tch::set_num_threads(i32::try_from(slot.threads)?);
+    // The threads of libtorch spin while they wait. A worker with a GPU needs the cores for its own threads, which
+    // aggregate samples.
+    let of_libtorch = if slot.gpu.is_some() && !matches!(job, Job::Train(_)) { 1 } else { slot.threads };
+    tch::set_num_threads(i32::try_from(of_libtorch)?);
     let result: JobResult = match job {
         Job::Probe => Probed {}.into(),
         Job::SelfCheck => self_check::run(&slot)?.into(),

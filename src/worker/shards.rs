@@ -11,7 +11,7 @@ use super::error::JobError;
 use super::{bench_shards, eval};
 use crate::eval::locate::device;
 use crate::geoclip;
-use crate::shards::{self, Blocks, Build, Dataset, Manifest, Replay};
+use crate::shards::{self, Blocks, Build, Coordinates, Dataset, Manifest, Replay};
 use crate::simulate::{Simulation, simulate};
 
 /// Runs the job.
@@ -26,7 +26,7 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
             verify(location, config, &replay)?.into()
         }
         ShardsJob::Inspect { location, config } => {
-            let opened = Dataset::open(location, config);
+            let opened = Dataset::open_with(Coordinates::Stored, location, config);
             opened.and_then(|dataset| shards::inspect(&dataset, config)).map_err(JobError::from)?.into()
         }
         ShardsJob::Simulate { world, rows, seed, out, views, coordinates, cells, geoclip, overwrite } => {
@@ -46,8 +46,9 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
             let manifest = simulate(&simulation, out).map_err(JobError::from)?;
             summary(manifest, out, 0, start).into()
         }
-        ShardsJob::Build { table, embeddings, out, overwrite, config } => {
-            let inputs = Build { table, embeddings, config, overwrite: *overwrite };
+        ShardsJob::Build { table, places, embeddings, out, overwrite, config } => {
+            let (table, places) = (table.as_deref(), *places);
+            let inputs = Build { table, places, embeddings, config, overwrite: *overwrite };
             let (manifest, skipped) = shards::build(&inputs, out).map_err(JobError::from)?;
             summary(manifest, out, skipped, start).into()
         }
@@ -63,7 +64,9 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
 /// plan for the requested number of epochs.
 fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Verified, JobError> {
     replay.check()?;
-    let mut dataset = Dataset::open(location, config)?;
+    // Only training, whose order is replayed, needs coordinates.
+    let coordinates = if replay.epochs > 0 { Coordinates::Needed } else { Coordinates::Stored };
+    let mut dataset = Dataset::open_with(coordinates, location, config)?;
     if let Some(message) = dataset.forget_ambiguous_ids() {
         tracing::warn!("{message}");
     }
@@ -77,6 +80,7 @@ fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Veri
     Ok(Verified {
         ok: problems.is_empty(),
         rows: dataset.rows(),
+        rows_with_coordinates: dataset.rows_with_coordinates(),
         skipped_rows,
         skipped,
         files: dataset.file_count(),

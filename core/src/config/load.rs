@@ -22,6 +22,13 @@ pub enum Layer {
     Preset(String),
     /// A TOML file. If its key `preset` names a preset, the file builds on that preset.
     File(PathBuf),
+    /// TOML text that was read from a file.
+    Text {
+        /// Name of the source in messages, such as the path of the file.
+        source: String,
+        /// The text.
+        text: String,
+    },
     /// A TOML file and the name of a preset. The file builds on this preset, unless its key `preset` names another.
     FileOver(PathBuf, String),
     /// The argument of `--set`: `key=value`.
@@ -154,6 +161,7 @@ fn read_layer(layer: &Layer, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
             None => Err(file_error(name, format!("no preset has this name; presets: {}", preset_names()))),
         },
         Layer::File(path) => read_file(path, "", is_first),
+        Layer::Text { source, text } => parse_over(text, source, "", is_first),
         Layer::FileOver(path, preset) => read_file(path, preset, is_first),
         Layer::Set(typed) => {
             let (key, value) =
@@ -175,12 +183,16 @@ fn read_layer(layer: &Layer, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
     }
 }
 
-/// The values of the preset that a file builds on, followed by the file's own values. A file that names no preset
-/// builds on the preset `fallback`, or on the defaults if `fallback` is "".
 fn read_file(path: &Path, fallback: &str, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
     let name = path.display().to_string();
     let text = read(path).map_err(|error| file_error(&name, error))?;
-    let mut found = parse(&text, &name)?;
+    parse_over(&text, &name, fallback, is_first)
+}
+
+/// The values of the preset that the file `name` builds on, followed by the file's own values. A file that names no
+/// preset builds on the preset `fallback`, or on the defaults if `fallback` is "".
+fn parse_over(text: &str, name: &str, fallback: &str, is_first: bool) -> Result<Vec<Leaf>, ConfigError> {
+    let mut found = parse(text, name)?;
     let named = found.iter().position(|(key, ..)| key == PRESET_KEY).map(|at| found.remove(at));
     let base = match &named {
         Some((key, _, origin)) if !is_first => {

@@ -6,6 +6,7 @@
 //! - [`density`]: the density of one sample at successive denoising steps.
 //! - [`curves`]: accuracy over the distance to the nearest training photo.
 //! - [`calibration`]: how often radii hold the true place.
+//! - [`spread`]: the choice of some of many positions.
 //! - `world`: the map projection, land, and lines that may cross the 180th meridian.
 //! - `glyphs`: a tiny bitmap font.
 //! - [`png`]: the PNG encoder.
@@ -20,6 +21,7 @@ pub mod curves;
 pub mod density;
 mod glyphs;
 pub mod png;
+mod spread;
 mod world;
 
 pub use answers::{ANSWERS_MAX, Answer, answers_map};
@@ -27,4 +29,5 @@ pub use calibration::calibration_plot;
 pub use curves::distance_curves;
 pub use density::{Frame, density_strip, field_points};
 pub use png::Picture;
+pub use spread::spread;
 pub use world::{is_land, land_outlines};

@@ -11,12 +11,13 @@
 //! changes.
 
 mod fault;
+mod hashed;
 
 use crate::exit_code::{ExitCode, FailureKind, HasExitCode};
 use crate::pulse;
 use std::fs::File;
 use std::hash::Hasher as _;
-use std::io::{self, ErrorKind, Read as _, Write};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ use twox_hash::XxHash3_64;
 
 pub use fault::Fault;
 use fault::{Faults, FileOperation};
+pub use hashed::{HashedReader, TakeError};
 
 /// Size of write and read buffers.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -180,6 +182,18 @@ impl Files {
             hasher: Xxh3::default(),
             bytes: 0,
         })
+    }
+
+    /// Replaces bytes of a file, beginning with byte `position`, and syncs the file to disk.
+    pub fn replace_bytes(&self, path: &Path, position: u64, bytes: &[u8]) -> Result<(), FileError> {
+        self.allow(FileOperation::Write, path)?;
+        let file = File::options().write(true).open(path);
+        let replace = |mut file: File| {
+            file.seek(SeekFrom::Start(position))?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        file.and_then(replace).map_err(FileError::at(path))
     }
 
     /// Makes the names of all files and folders in a folder durable.

@@ -16,6 +16,10 @@ const LONGITUDE: [i64; 12] = [1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7];
 /// The largest order whose cells all functions of this module number correctly.
 const ORDER_MAX: u32 = 24;
 
+/// An upper bound of the radius of a cell of order 0, radians. The radius of a cell of order k is at most 2^-k times
+/// this.
+const RADIUS: f64 = 1.2;
+
 /// The cells of one order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Healpix {
@@ -47,6 +51,11 @@ impl Healpix {
     /// Area of a cell, km².
     pub fn cell_km2(self) -> f64 {
         4.0 * PI * EARTH_RADIUS_KM * EARTH_RADIUS_KM / self.cells() as f64
+    }
+
+    /// An upper bound of the angle from the centre of a cell to any point of the cell, radians.
+    pub fn radius(self) -> f64 {
+        RADIUS / (1_u64 << self.order) as f64
     }
 
     /// The centre of a cell. Cells are counted from 0; a number beyond the last cell counts from 0 again.
@@ -136,6 +145,17 @@ mod tests {
             let finest = Healpix::new(24).cell_of(point);
             for order in 0..24 {
                 assert_eq!(Healpix::new(order).cell_of(point), finest >> (2 * (24 - order)), "order {order}");
+            }
+        }
+    }
+
+    #[test]
+    fn finer_centres_of_a_cell_are_within_its_radius() {
+        for order in 0..5 {
+            let (grid, fine) = (Healpix::new(order), Healpix::new(order + 5));
+            for cell in 0..fine.cells() {
+                let angle = fine.centre(cell).angle(grid.centre(cell >> 10));
+                assert!(angle + fine.radius() / 2.0 < grid.radius(), "order {order}, cell {cell}: {angle}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Points on a spherical Earth: coordinates, unit vectors, distances, cells, grids and nearest neighbours.
+//! Points on a spherical Earth: coordinates, unit vectors, distances, cells, grids, nearest neighbours and priors.
 //!
 //! The code is pure: it has no I/O and no random numbers. Coordinates are validated when a [`Place`] is constructed,
 //! and vectors when a [`UnitVector`] is constructed. The latitude of a `Place` always lies in [-90, 90] and its
@@ -11,12 +11,16 @@ mod grid;
 mod healpix;
 mod index;
 mod place;
+mod prior;
+mod ring;
+mod track;
 mod vector;
 
 pub use grid::{CELL_DEGREES_RANGE, cell_of, fibonacci_grid};
 pub use healpix::{Healpix, order_and_cell, unique_cell};
 pub use index::SphereIndex;
 pub use place::{Degrees, GeoError, Km, Place, places};
+pub use prior::{FeatureCells, PlacePrior, Polygon, PriorFeature, PriorValue, check_position};
 pub use vector::{TangentBasis, UnitVector};
 
 /// Mean Earth radius (IUGG), km.

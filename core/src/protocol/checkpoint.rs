@@ -1,22 +1,40 @@
 //! Messages about the export of a checkpoint.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-
-use crate::config::RunConfig;
 
 /// Exports the averaged weights of a checkpoint to one file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExportJob {
     /// Folder of the checkpoint. The launcher has verified its files.
     pub checkpoint: PathBuf,
-    /// Configuration of the run. It is used only if the checkpoint contains no configuration.
-    pub config: RunConfig,
+    /// What to export from the folder of the run.
+    pub run: RunParts,
     /// File to write.
     pub out: PathBuf,
     /// Whether to replace `out` if it exists.
     pub overwrite: bool,
+}
+
+/// What an export takes from the folder of a run, as the texts of the files there. It is empty if the checkpoint is not
+/// in the folder of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunParts {
+    /// The configuration of the run, as TOML.
+    pub config: Option<String>,
+    /// Settings of LocDiff-H that were tuned with `eval.prior = "training"`, as TOML.
+    pub tuned: Option<String>,
+    /// Settings of LocDiff-H that were tuned with `eval.prior = "even"`, as TOML.
+    pub tuned_even: Option<String>,
+    /// The calibration of LocDiff, as JSON.
+    pub calibration: Option<String>,
+    /// The calibration of LocDiff-H, as JSON.
+    pub calibration_hybrid: Option<String>,
+    /// For each run of an image head that the configuration or the tuned settings name (`retrieval.run`), the checksum
+    /// of the manifest of its checkpoint.
+    pub heads: BTreeMap<String, String>,
 }
 
 /// Result of an export.
@@ -38,6 +56,6 @@ pub struct Exported {
     pub numbers: usize,
     /// Length of the file, in bytes.
     pub bytes: u64,
-    /// xxh3 checksum of the file.
+    /// The xxh3 checksum in the metadata of the file.
     pub xxh3: String,
 }

@@ -3,7 +3,7 @@
 //! The rows of a data set are divided among the workers. Each worker sends its located rows block by block. The
 //! launcher sorts the rows of all workers, writes them to files, and computes the scores.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +15,10 @@ pub struct EvalJob {
     /// The resolved configuration. The job uses the network and the noise schedule of the checkpoint, not those of this
     /// configuration.
     pub config: RunConfig,
-    /// Folder of the checkpoint, which must be intact.
+    /// The model: the folder of a checkpoint, or an exported file. The launcher has verified it.
     pub checkpoint: PathBuf,
+    /// Checksum of the manifest of the checkpoint. The job fails if the model has been replaced meanwhile.
+    pub checkpoint_xxh3: String,
     /// The shards whose rows are located: a folder, a file, a glob or a URL.
     pub data: String,
     /// Whether to run retrieval and LocDiff-H.
@@ -32,8 +34,12 @@ pub enum EvalTask {
     /// Send the answers of every method, and how near the true places are to known places. With a temperature, also
     /// send the density at each true place.
     Evaluate {
-        /// Temperature of the densities; `None` if no densities are wanted.
+        /// Temperature of the densities. `None` without a calibration: then densities at true places are not wanted,
+        /// and those of report photos have the default temperature.
         temperature: Option<f64>,
+        /// Number of photos to send as [`ReportPhoto`], at most; they are spread evenly over the rows. A method without
+        /// samples sends none.
+        report_photos: u32,
     },
     /// Send the distance errors of LocDiff-H with each setting in [`crate::tuning::Trials`].
     Tune,
@@ -50,7 +56,7 @@ impl EvalTask {
     /// The temperatures at which the density at each true place is wanted.
     pub fn truth_temperatures(&self) -> &[f64] {
         match self {
-            Self::Evaluate { temperature } => temperature.as_slice(),
+            Self::Evaluate { temperature, .. } => temperature.as_slice(),
             Self::Tune => &[],
             Self::Predict(wanted) => &wanted.truth_temperatures,
         }
@@ -60,6 +66,14 @@ impl EvalTask {
     pub fn cells_temperature(&self) -> Option<f64> {
         match self {
             Self::Predict(wanted) => wanted.cells_temperature,
+            _ => None,
+        }
+    }
+
+    /// A GeoJSON file with what is known about the places; `None` if nothing is.
+    pub fn prior(&self) -> Option<&Path> {
+        match self {
+            Self::Predict(wanted) => wanted.prior.as_deref(),
             _ => None,
         }
     }
@@ -76,6 +90,8 @@ pub struct Prediction {
     pub truth_temperatures: Vec<f64>,
     /// The temperature at which to send the density of each row as cells; `None` if no densities are wanted.
     pub cells_temperature: Option<f64>,
+    /// A GeoJSON file with what is known about the places; `None` if nothing is. See [`crate::prior_file`].
+    pub prior: Option<PathBuf>,
     /// Whether to leave out bad rows, whatever `shards.on_bad_rows` says about other data.
     pub skips_bad_rows: bool,
     /// The pieces that are done already, ascending. Piece k holds the usable rows from `k * piece_rows(count)` on.
@@ -101,6 +117,8 @@ pub struct PhotoToLocate {
     pub number: u64,
     /// The embedding: the bits of its float16 numbers.
     pub embedding: Vec<u16>,
+    /// Whether the density is wanted too.
+    pub with_density: bool,
 }
 
 /// A photo that cannot be located, for example because LocDiff-H cannot use an embedding of zeros.
@@ -130,7 +148,9 @@ pub struct ServedModel {
 pub struct PredictedRows {
     /// Number of usable rows in the whole data set; 0 while a worker serves.
     pub of_rows: u64,
-    /// The predicted rows.
+    /// Changes if the data changes; empty while a worker serves.
+    pub data_version: String,
+    /// The predicted rows. Each worker sends its rows in their order. Its first and its last message have no rows.
     pub rows: Vec<PredictedRow>,
 }
 
@@ -143,7 +163,8 @@ pub struct PredictedRow {
     pub id: String,
     /// The answer.
     pub answer: [f64; 2],
-    /// Mean distance from the samples to the answer, km.
+    /// Mean distance from the samples to the answer, km. With a prior, samples count by weight, also in the shares
+    /// below.
     pub spread_km: f64,
     /// Share of the samples that are nearer to the answer than to any alternative.
     pub weight: f64,
@@ -177,6 +198,24 @@ impl RowDensity {
     pub fn is_empty(&self) -> bool {
         self.log_at_truth.is_empty() && self.cells.is_empty()
     }
+}
+
+/// A photo that the report shows by itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReportPhoto {
+    /// The answer of the evaluation, with the truth, the alternatives and the samples.
+    pub row: PredictedRow,
+    /// Densities at some denoising steps, from the first step to the last.
+    pub steps: Vec<StepDensity>,
+}
+
+/// The density of the clean codes that the network predicts at a denoising step: the mean over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepDensity {
+    /// The diffusion timestep.
+    pub timestep: u64,
+    /// Cells that together cover the Earth, as in [`RowDensity::cells`].
+    pub cells: Vec<(u64, f32)>,
 }
 
 /// A place where a photo may have been taken.

@@ -25,11 +25,11 @@ use serde::{Deserialize, Serialize};
 use crate::exit_code::FailureKind;
 use crate::pulse::Beat;
 
-pub use checkpoint::{ExportJob, Exported};
+pub use checkpoint::{ExportJob, Exported, RunParts};
 pub use eval::{
     Alternative, EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method,
-    NearestKnown, PhotoToLocate, PredictedRow, PredictedRows, Prediction, RefusedPhoto, RowDensity, ServedModel,
-    TruthWritten, TuningErrors, piece_rows,
+    NearestKnown, PhotoToLocate, PredictedRow, PredictedRows, Prediction, RefusedPhoto, ReportPhoto, RowDensity,
+    ServedModel, StepDensity, TruthWritten, TuningErrors, piece_rows,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use goodput::Goodput;
@@ -48,7 +48,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -240,6 +240,8 @@ pub enum ToLauncher {
     Located(LocatedRows),
     /// Rows of a data set, or photos of [`ToWorker::Locate`], with the predictions of this worker.
     Predicted(PredictedRows),
+    /// After all rows of an evaluation: a photo for the report.
+    ReportPhoto(ReportPhoto),
     /// The worker has loaded its model and waits for photos.
     Serving(ServedModel),
     /// A photo of [`ToWorker::Locate`] cannot be located.

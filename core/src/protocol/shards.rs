@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::train::null_as_nan;
 use crate::config::{RunConfig, ShardsConfig, Tail};
 use crate::files::Written;
+use crate::tables::PlacesPresent;
 
 /// A job on shards, which runs on a single worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,10 +35,12 @@ pub enum ShardsJob {
         /// Whether to replace `out` if it exists.
         overwrite: bool,
     },
-    /// Build shards from a table of coordinates and files of embeddings.
+    /// Build shards from files of embeddings, and from a table of ids and coordinates if there is one.
     Build {
-        /// CSV or Parquet with ids and coordinates.
-        table: PathBuf,
+        /// CSV or Parquet with ids and coordinates; `None`: row numbers are the ids, and no row has coordinates.
+        table: Option<PathBuf>,
+        /// Which rows have coordinates.
+        places: PlacesPresent,
         /// One file of embeddings per view.
         embeddings: Vec<PathBuf>,
         /// Folder to create.
@@ -215,6 +218,8 @@ pub struct Verified {
     pub ok: bool,
     /// Number of rows in all files.
     pub rows: u64,
+    /// Number of rows that have coordinates, according to the manifest; all rows without a manifest.
+    pub rows_with_coordinates: u64,
     /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
     /// Description of the rows that are left out; `None` if no rows are left out.
@@ -330,6 +335,8 @@ pub struct Statistics {
 pub struct Inspection {
     /// Number of rows in all files.
     pub rows: u64,
+    /// Number of rows that have coordinates, according to the manifest; all rows without a manifest.
+    pub rows_with_coordinates: u64,
     /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
     /// Description of the rows that are left out; `None` if no rows are left out.

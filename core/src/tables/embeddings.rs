@@ -87,12 +87,13 @@ pub fn copy_lines(source: &mut dyn BufRead, name: &Path, to: &Path) -> Result<Co
 /// The id of a row, if it has one, and its numbers. The error says why the row is bad.
 type ParsedRow = Result<(Option<String>, Vec<f32>), String>;
 
-/// The numbers of an embedding as float16. The error names the first number that float16 cannot hold.
+/// The numbers of an embedding as float16. The error names the first number that float16 cannot hold;
+/// it counts from 1.
 pub fn to_halves(values: &[f32]) -> Result<Vec<f16>, String> {
     let halves: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
     match halves.iter().position(|half| !half.is_finite()) {
         Some(element) => {
-            Err(format!("element {element} is {}, wanted a number that float16 can hold", values[element]))
+            Err(format!("number {} is {}, wanted a number that float16 can hold", element + 1, values[element]))
         }
         None => Ok(halves),
     }
@@ -301,7 +302,7 @@ mod tests {
         assert_eq!(rows, texts.map(|(id, numbers)| (id.to_owned(), numbers.to_vec())));
         assert_eq!((found.rows, found.bad), (4, 4));
         for (reason, part) in
-            found.reasons.iter().zip(["row 3: \"x\" is not", "row 4: the embedding has 1", "row 5: element 0"])
+            found.reasons.iter().zip(["row 3: \"x\" is not", "row 4: the embedding has 1", "row 5: number 1 "])
         {
             assert!(reason.contains(part), "{reason}");
         }

@@ -30,7 +30,7 @@ pub use error::TableError;
 pub use ids::id;
 pub use matrix::Matrix;
 pub use names::{AUTHOR_NAMES, ColumnNames, EMBEDDING_NAMES, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, columns_named};
-pub use reader::{TableReader, TableRow};
+pub use reader::{PlacesPresent, TableReader, TableRow};
 pub use select::copy_rows;
 pub use split::{CutTable, PartCounts, PartShare, TableCut};
 pub use table::{Table, read, read_places};

@@ -65,17 +65,18 @@ pub struct ColumnNames<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Columns {
     pub(super) id: Option<usize>,
-    pub(super) latitude: usize,
-    pub(super) longitude: usize,
+    /// Latitude and longitude; `None` if places are not read.
+    pub(super) place: Option<[usize; 2]>,
 }
 
 impl Columns {
-    /// Finds the columns in the header of a file. Looks for the id column only if `with_ids` is true.
+    /// Finds the columns in the header of a file. Looks for the id column only if `with_ids` is true, and for the
+    /// columns of places only if `with_places` is true.
     pub(super) fn find(
         path: &Path,
         header: &[String],
         names: ColumnNames<'_>,
-        with_ids: bool,
+        (with_ids, with_places): (bool, bool),
     ) -> Result<Self, TableError> {
         let one = |what: &str, accepted: &[&str], given: Option<&str>| match columns_named(header, accepted, given)[..]
         {
@@ -87,11 +88,11 @@ impl Columns {
             }
         };
         let ids = if with_ids { columns_named(header, ID_NAMES, names.id) } else { Vec::new() };
-        Ok(Self {
-            id: ids.first().copied(),
-            latitude: one("latitude", LATITUDE_NAMES, names.latitude)?,
-            longitude: one("longitude", LONGITUDE_NAMES, names.longitude)?,
-        })
+        let place = || {
+            let latitude = one("latitude", LATITUDE_NAMES, names.latitude)?;
+            Ok([latitude, one("longitude", LONGITUDE_NAMES, names.longitude)?])
+        };
+        Ok(Self { id: ids.first().copied(), place: with_places.then(place).transpose()? })
     }
 
     /// Whether the column at this position is not read.
@@ -101,7 +102,7 @@ impl Columns {
 
     /// The columns that are read.
     pub(super) fn used(&self) -> impl Iterator<Item = usize> {
-        [Some(self.latitude), Some(self.longitude), self.id].into_iter().flatten()
+        self.place.into_iter().flatten().chain(self.id)
     }
 }
 

@@ -73,7 +73,7 @@ impl TableCut {
         let mut numbers: HashMap<String, u32> = HashMap::new();
         for (row, number) in TableReader::open(path, names, author_column.is_some())?.zip(0..) {
             let row = row?;
-            places.push(row.place);
+            places.extend(row.place);
             if let Some(author) = row.id {
                 if author.is_empty() {
                     let column = author_column.unwrap_or_default();

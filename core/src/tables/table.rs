@@ -34,7 +34,7 @@ fn read_columns(path: &Path, with_ids: bool) -> Result<Table, TableError> {
     let (mut ids, mut places) = (Vec::new(), Vec::new());
     for (row, number) in reader.by_ref().zip(0..) {
         let row = row?;
-        places.push(row.place);
+        places.extend(row.place);
         if row.id.as_ref().is_some_and(String::is_empty) {
             return Err(TableError::row(path, number, "id is empty"));
         }

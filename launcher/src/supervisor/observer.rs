@@ -32,8 +32,10 @@ pub trait GangObserver: Send {
     }
     /// A worker sent a heartbeat.
     fn beat(&mut self, _rank: usize, _: &Beat) {}
-    /// A worker sent a report about its job.
-    fn report(&mut self, _: ToLauncher) {}
+    /// A worker sent a report about its job. An error stops the gang, and later reports are dropped.
+    fn report(&mut self, _: ToLauncher) -> Result<(), LaunchError> {
+        Ok(())
+    }
     /// Every rank has written its parts of a checkpoint. The observer must commit them. An error stops the gang.
     fn commit(&mut self, _: &[PartsWritten]) -> Result<(), LaunchError> {
         let text = "a worker wrote a checkpoint in a job without checkpoints: this is a bug";
@@ -114,15 +116,21 @@ impl Observations {
     }
 
     /// Passes all items to the observer until the queue is closed; runs on the observer's thread. Sends an event to
-    /// `failures` for each commit that failed. Drops `failures` at the end, which tells the supervisor that everything
-    /// is handled.
+    /// `failures` for each commit that failed, and for the first report that failed. Drops `failures` at the end, which
+    /// tells the supervisor that everything is handled.
     pub(super) fn serve(
         &self,
         observer: &mut dyn GangObserver,
         ranks: usize,
         failures: mpsc::UnboundedSender<GangEvent>,
     ) {
-        let mut lines = SharedLines::new(ranks);
+        let (mut lines, mut has_failed) = (SharedLines::new(ranks), false);
+        let fail = |message: String, error: &LaunchError| {
+            let (exit_code, kind) = (error.exit_code().code(), error.failure_kind());
+            let failure = Failure { message, of_peer: false, exit_code, kind };
+            // Sending fails only if the supervisor has failed and dropped the receiver.
+            let _ = failures.send(GangEvent::ObserverFailed(failure));
+        };
         loop {
             let next = self.queue.next(lines.deadline());
             lines.due(Instant::now()).iter().for_each(ShownLine::show);
@@ -134,14 +142,16 @@ impl Observations {
                     }
                 }
                 NextItem::Item(Observation::Beat { rank, beat }) => observer.beat(rank, &beat),
-                NextItem::Item(Observation::Report(message)) => observer.report(message),
+                NextItem::Item(Observation::Report(_)) if has_failed => {}
+                NextItem::Item(Observation::Report(message)) => {
+                    if let Err(error) = observer.report(message) {
+                        has_failed = true;
+                        fail(error.to_string(), &error);
+                    }
+                }
                 NextItem::Item(Observation::Commit(parts)) => {
                     if let Err(error) = observer.commit(&parts) {
-                        let exit_code = error.exit_code().code();
-                        let kind = error.failure_kind();
-                        let failure = Failure { message: error.to_string(), of_peer: false, exit_code, kind };
-                        // Sending fails only if the supervisor has failed and dropped the receiver.
-                        let _ = failures.send(GangEvent::CommitFailed(failure));
+                        fail(format!("cannot commit a checkpoint: {error}"), &error);
                     }
                 }
                 NextItem::Dropped(count) => {

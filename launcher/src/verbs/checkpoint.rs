@@ -1,20 +1,21 @@
 //! `checkpoint list`, `verify` and `export`. They change nothing in the run's folder, so they need no lock.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use locdiff_core::config::{self, Layer, RunConfig};
+use locdiff_core::config::{self, Layer, ParallelConfig, Prior};
 use locdiff_core::files::parent;
-use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Exported, Job};
+use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Exported, Job, RunParts};
 use serde_json::{Value, json};
 
+use super::eval::{ModelFile, ModelSource, head_xxh3, radii};
 use super::paths::require_new;
+use super::runs::find_run;
 use crate::cli::{CheckpointVerb, Global};
 use crate::error::{LaunchError, refuse};
 use crate::output::{Output, ok};
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{
-    self, CONFIG, CheckpointRow, Depth, RunState, RunStatus, is_run, named_run, newest_run, whole_checkpoint,
-};
+use crate::run_folder::{self, CONFIG, CheckpointRow, Depth, WholeCheckpoint, is_run};
+use crate::terminal::{width, wrapped};
 
 /// Runs `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -85,13 +86,14 @@ fn export(
         refuse!(NoData, "--out: there is no folder {}; create it first", folder.display());
     }
     let mut tries = 0;
-    let (checkpoint, exported) = loop {
+    let (checkpoint, run, exported) = loop {
         let checkpoint = find_checkpoint(target, global, output)?;
         tries += 1;
-        match export_one(&checkpoint, out, overwrite, global) {
-            Ok(exported) => break (checkpoint, exported),
+        match export_one(&checkpoint, out, overwrite, global, output) {
+            Ok((run, exported)) => break (checkpoint.path, run, exported),
             // The run is still training and has removed this checkpoint. Try again with a newer checkpoint.
-            Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && Some(checkpoint.as_path()) != target => {}
+            Err(_)
+                if tries < EXPORT_TRIES && !checkpoint.path.exists() && Some(checkpoint.path.as_path()) != target => {}
             Err(error) => return Err(error),
         }
     };
@@ -104,89 +106,77 @@ fn export(
         exported.step,
         checkpoint.display()
     ));
-    ok(&exported)
+    let parts = [
+        ("the calibration of LocDiff", &run.calibration),
+        ("the calibration of LocDiff-H", &run.calibration_hybrid),
+        ("tuned settings of LocDiff-H", &run.tuned),
+        ("tuned settings of LocDiff-H for eval.prior = \"even\"", &run.tuned_even),
+    ];
+    let carried: Vec<&str> = parts.into_iter().filter_map(|(name, part)| part.as_ref().map(|_| name)).collect();
+    if !carried.is_empty() {
+        output.print(&wrapped(&format!("also in the file: {}", carried.join(", ")), 2, width()));
+    }
+    if run.calibration.is_none() && run.calibration_hybrid.is_none() {
+        output.print("the file has no calibration, so predictions have no radii");
+    }
+    let mut result = ok(&exported)?;
+    result["calibrated"] = json!(run.calibration.is_some());
+    result["calibrated_hybrid"] = json!(run.calibration_hybrid.is_some());
+    Ok(result)
 }
 
-fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -> anyhow::Result<Exported> {
-    let config = config_of(checkpoint)?;
-    let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
+fn export_one(
+    checkpoint: &WholeCheckpoint,
+    out: &Path,
+    overwrite: bool,
+    global: &Global,
+    output: Output,
+) -> anyhow::Result<(RunParts, Exported)> {
+    let run = parts_of_run(checkpoint, output)?;
+    let job = ExportJob { run: run.clone(), checkpoint: checkpoint.path.clone(), out: out.to_owned(), overwrite };
     let job = Job::Export(Box::new(job));
-    super::run_repeatable(
+    let exported = super::run_repeatable(
         &super::resolve_for(global, &["supervise", "network"])?,
         &NodeWorkers::one_cpu_worker(1),
         &job,
-    )?
-    .first()
+    )?;
+    Ok((run, exported.first()?))
 }
 
 /// If `target` is a checkpoint, returns it, or fails if it is damaged. Otherwise, returns the newest whole checkpoint
 /// of the run that [`find_run`] finds for `target`.
-fn find_checkpoint(target: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
+fn find_checkpoint(target: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<WholeCheckpoint> {
     let target = match target.filter(|target| target.join(CHECKPOINT_MANIFEST).exists()) {
         Some(checkpoint) => checkpoint.to_owned(),
         None => find_run(target, global, output)?,
     };
     let (checkpoint, skipped) = run_folder::whole_checkpoint(&target)?;
     skipped.iter().for_each(|line| tracing::warn!("{line}"));
-    Ok(checkpoint.path)
+    Ok(checkpoint)
 }
 
-/// Finds the run whose folder or name is `named`. If `named` is `None`, returns the run that `checkpoint.run` names or,
-/// if this field is empty, the newest run with a checkpoint. Prints the folder of the run, unless `named` is the folder.
-pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
-    if let Some(folder) = named.filter(|folder| is_run(folder)) {
-        hint_if_unfinished(folder, output);
-        return Ok(folder.to_owned());
-    }
-    let config = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
-    let dir = Path::new(&config.dir);
-    let run = match named.map(|name| (name, name.to_str())) {
-        Some((path, Some(name))) if path.components().count() == 1 => named_run(dir, name)?,
-        Some((path, _)) => refuse!(
-            NoData,
-            "{} is not a run: it has no {CONFIG}; `locdiff-launch runs` lists the runs in {}",
-            path.display(),
-            dir.display()
-        ),
-        None if config.run.is_empty() => newest_run(dir)?,
-        None => named_run(dir, &config.run)?,
+/// What to export from the folder of the run that has the checkpoint. It is empty if the checkpoint is not in the
+/// folder of a run.
+fn parts_of_run(checkpoint: &WholeCheckpoint, output: Output) -> Result<RunParts, LaunchError> {
+    let folder = std::path::absolute(&checkpoint.path).ok().and_then(|path| Some(path.parent()?.to_owned()));
+    let Some(folder) = folder.filter(|folder| is_run(folder)) else { return Ok(RunParts::default()) };
+    let mut config = config::load(&[Layer::File(folder.join(CONFIG))])?.config;
+    // The file may be used on a machine with other devices.
+    config.parallel = ParallelConfig::default();
+    let (model, source) = (ModelFile::of(checkpoint)?, ModelSource::Run(folder));
+    let mut heads = vec![config.retrieval.run.clone()];
+    let mut tuned = |prior| -> Result<Option<String>, LaunchError> {
+        let Some(found) = source.tuned(prior)? else { return Ok(None) };
+        // Settings of an older version may be invalid. They are not used.
+        heads.extend(config::load(&[found.layer()]).ok().map(|tuned| tuned.config.retrieval.run));
+        Ok(Some(found.text))
     };
-    output.print(&format!("run {}", run.display()));
-    hint_if_unfinished(&run, output);
-    Ok(run)
-}
-
-/// The checkpoint in the folder `from`, which must be a checkpoint or a run. The newest whole checkpoint of a run is
-/// used. `key` is the configuration field that names the folder, and `dir` is the folder of all runs.
-pub(super) fn checkpoint_at(key: &str, from: &Path, dir: &str) -> Result<PathBuf, LaunchError> {
-    if !from.is_dir() {
-        refuse!(
-            NoData,
-            "{key}: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {dir}",
-            from.display()
-        );
-    }
-    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about(key))?;
-    skipped.iter().for_each(|line| tracing::warn!("{line}"));
-    Ok(checkpoint.path)
-}
-
-/// Prints a hint if the run is not at its last step.
-fn hint_if_unfinished(run: &Path, output: Output) {
-    if let Some(RunStatus { step, steps, state, .. }) =
-        RunStatus::current(run).filter(|status| status.step < status.steps)
-    {
-        let next = if state == RunState::Running { "it is being trained" } else { "`train` continues it" };
-        output.print(&format!("  this run has done {step} of {steps} steps; {next}"));
-    }
-}
-
-/// Returns the configuration of the run whose folder contains the checkpoint. If the checkpoint is not in the folder of
-/// a run, returns the default configuration.
-fn config_of(checkpoint: &Path) -> Result<RunConfig, LaunchError> {
-    let path = std::path::absolute(checkpoint).ok().and_then(|path| Some(path.parent()?.join(CONFIG)));
-    match path.filter(|path| path.exists()) {
-        Some(path) => Ok(config::load(&[Layer::File(path)])?.config),
-        None => Ok(RunConfig::default()),
-    }
+    Ok(RunParts {
+        config: Some(toml::to_string(&config).expect("a checked configuration can be written as TOML")),
+        tuned: tuned(Prior::Training)?,
+        tuned_even: tuned(Prior::Even)?,
+        calibration: radii::to_export(&source, &model, false, output)?,
+        calibration_hybrid: radii::to_export(&source, &model, true, output)?,
+        heads: heads.into_iter().filter_map(|name| Some((name.clone(), head_xxh3(&config, &name)?))).collect(),
+    })
 }

@@ -1,7 +1,9 @@
 //! `eval`: evaluates a run. The workers locate the photos of the test shards. The launcher puts the answers in the
 //! order of the data, writes them to the run's folder, computes the scores, and prints the table.
 //!
-//! - `target`: selects the run, the checkpoint and the configuration.
+//! - `target`: selects the model and the configuration.
+//! - `model`: the model, and the settings and calibrations that belong to it.
+//! - `locator`: lets workers locate photos. `predict` and `serve` also use this module.
 //! - `evaluation`: evaluates a checkpoint, or tunes LocDiff-H. `train` also uses this module.
 //! - `gather`: collects the answers from the workers.
 //! - `files`: the files in `RUN/eval/`.
@@ -20,6 +22,8 @@ mod calibrated;
 mod evaluation;
 mod files;
 mod gather;
+mod locator;
+mod model;
 mod predictions;
 mod published;
 pub(super) mod radii;
@@ -40,8 +44,10 @@ use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Supervisor, hold_signals};
 
-pub(super) use evaluation::{Evaluation, after_training, prepared_job};
-pub(super) use target::{choose, find};
+pub(super) use evaluation::{Evaluation, after_training};
+pub(super) use locator::{LocatingGang, prepared_job};
+pub(super) use model::{ModelFile, ModelSource, head_xxh3};
+pub(super) use target::{ChosenModel, choose, find_model};
 
 /// Runs `eval`.
 pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -54,6 +60,15 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
 }
 
 fn evaluate(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
+    if let Some(model) = &request.model {
+        let model = model.display();
+        refuse!(
+            Usage,
+            "--model: `eval` keeps its results in the folder of a run, which an exported file does not have; score the \
+             answers of the file instead: `predict --model {model} SHARDS --out answers.csv`, then \
+             `eval --predictions answers.csv`"
+        );
+    }
     if let Some(suite) = request.suite {
         suites::refuse_ignored(suite, request, global)?;
         if let Some(found) = suites::run(suite, request, global, output) {

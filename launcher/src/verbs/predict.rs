@@ -11,21 +11,25 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, WrittenRow};
+use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, PreparedRow, WrittenRow};
 use locdiff_core::cells::CellWriter;
-use locdiff_core::config::{ShardsConfig, ValueOrigin};
+use locdiff_core::config::{Aggregator, EvalConfig, RunConfig, ShardsConfig, ValueOrigin};
+use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::{Files, parent};
+use locdiff_core::parallel::in_parallel;
+use locdiff_core::prior_file::{PriorError, PriorFile};
 use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, PredictedRow, Prediction};
 use serde_json::{Value, json};
 
 use super::eval::radii::{self, SavedCalibration};
-use super::eval::{self, Evaluation};
-use super::paths::{existing, require_new};
+use super::eval::{ChosenModel, LocatingGang, ModelSource, find_model};
+use super::paths::{existing, require_file, require_new};
 use crate::cli::{Global, PredictRequest};
-use crate::error::{LaunchError, refuse};
+use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
@@ -36,20 +40,27 @@ use pieces::{Pieces, PiecesFolder};
 
 /// How often a command that waits for the reader of its stdout looks for a signal.
 const POLL: Duration = Duration::from_millis(100);
+/// Size of the rows that are in memory at once when a piece is written, bytes.
+const BYTES_AT_ONCE: usize = 16 << 20;
 
 /// Runs `predict`.
 pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
     // Without --out, stdout is for the answers.
     let output = if request.out.is_none() { Output { json: true } } else { output };
     let target = Destination::new(request)?;
-    // `_use` keeps a launcher that trains the same run from removing the checkpoint meanwhile.
-    let (run, checkpoint, _use, mut resolved) = eval::find(global, request.hybrid, output)?;
+    let mut model = find_model(request.model.as_deref(), global, request.hybrid, output)?;
+    let resolved = &mut model.resolved;
     let skips_bad_rows = !matches!(resolved.origin("shards.on_bad_rows"), ValueOrigin::Set);
     // The true places are not known, so no gallery point can be left out for being near one.
     resolved.config.eval.exclude_km = 0.0;
-    let calibration = radii::load(&run, &resolved.config, checkpoint.manifest.step, request.hybrid, output)?;
-    let cells_temperature = target.temperature(calibration.as_ref(), &run)?;
-    let folder = PiecesFolder::open(&target.partial, request.overwrite)?;
+    let prior = request.prior.as_ref().map(|path| read_prior(path, &resolved.config.eval)).transpose()?;
+    let mut calibration = radii::load(&model.source, &resolved.config, &model.file, request.hybrid, output)?;
+    let cells_temperature = target.temperature(calibration.as_ref(), &model.source)?;
+    if prior.is_some() && calibration.take().is_some() {
+        let line = "the answers have no radii, because radii are measured without a prior and would be wrong with one";
+        output.print(&wrapped(line, 2, width()));
+    }
+    let folder = PiecesFolder::open(&target.partial)?;
     // Until now, Ctrl-C ends the process at once, also while it reads stdin or a long file.
     let input = Input::open(&request.input, folder.path())?;
     hold_signals()?;
@@ -59,27 +70,40 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
         let shards = &mut resolved.config.shards;
         (shards.id_column, shards.embedding_column) = (names.id_column, names.embedding_column);
     }
-    let done = folder.claim(&json!({
-        "input": input.identity, "checkpoint": checkpoint.path, "step": checkpoint.manifest.step,
-        "hybrid": request.hybrid, "samples": request.samples, "shards": resolved.config.shards,
-        "temperature": cells_temperature,
-        "skips_bad_rows": skips_bad_rows, "device": resolved.config.parallel.device,
-        "settings": radii::settings(&resolved.config, checkpoint.manifest.step), "build": locdiff_core::REVISION,
-    }))?;
+    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
+    let job = json!({
+        "input": input.identity, "checkpoint": model.file.xxh3, "hybrid": request.hybrid,
+        "samples": request.samples, "shards": resolved.config.shards,
+        "temperature": cells_temperature, "prior": prior.as_ref().map(PriorFile::xxh3),
+        "skips_bad_rows": skips_bad_rows, "on_gpu": world.slots.iter().any(|slot| slot.gpu.is_some()),
+        "training_photos": request.hybrid.then(|| radii::contents(&training_manifest(&resolved.config))),
+        "settings": radii::settings(&resolved.config, &model.file), "build": locdiff_core::REVISION,
+    });
+    let done = folder.claim(&job, request.overwrite)?;
+    if input.is_copy {
+        folder.forget_data_version()?;
+    }
+    let prior = prior.map(|prior| folder.keep_prior(&prior)).transpose()?;
     if !done.is_empty() {
         output.print(&format!("resuming: complete pieces in {}: {}", target.partial.display(), done.len()));
     }
-    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
     let mut supervisor = Supervisor::new()?;
     let summary = {
-        let is_held = false;
-        let (supervisor, run, checkpoint) = (&mut supervisor, run.as_path(), &checkpoint);
-        let mut evaluation = Evaluation { supervisor, resolved, world, run, checkpoint, is_held, output };
         let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
         let (with_truth, with_samples, truth_temperatures) = (false, request.samples, Vec::new());
         let wanted =
-            Prediction { with_truth, with_samples, truth_temperatures, cells_temperature, skips_bad_rows, done };
-        predict(&mut evaluation, &input.location, hybrid, wanted, &folder)?
+            Prediction { with_truth, with_samples, truth_temperatures, cells_temperature, prior, skips_bad_rows, done };
+        let wanted = (hybrid, wanted);
+        let mut attempt = || predict(&mut supervisor, (&model, &world), &input.location, &wanted, &folder);
+        match attempt() {
+            Err(error) if request.overwrite && exit_code_of(&error) == ExitCode::DataChanged => {
+                tracing::warn!("{error:#}");
+                folder.remove_pieces()?;
+                folder.claim(&job, true)?;
+                attempt()?
+            }
+            found => found?,
+        }
     };
     let mut writers = (target.writer(request.samples)?, target.cell_writer()?);
     let pieces = folder.files(summary.rows)?;
@@ -91,7 +115,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     let rows = writers.0.finish()?;
     writers.1.map_or(Ok(()), CellWriter::finish)?;
     target.wait_for_reader(&mut supervisor)?;
-    target.commit()?;
+    folder.place(&target.outputs())?;
     folder.remove()?;
     let bad_rows = summary.skipped_rows + input.bad_rows;
     let left_out = if bad_rows > 0 { format!(", {bad_rows} bad rows left out") } else { String::new() };
@@ -99,44 +123,98 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     let shown = request.out.as_ref().map_or_else(String::new, |out| format!(" in {}", out.display()));
     output.print(&wrapped(&format!("{rows} {what}{shown}{left_out}"), 2, width()));
     Ok(json!({
-        "ok": true, "run": run, "checkpoint": checkpoint.path, "out": request.out, "rows": rows, "bad_rows": bad_rows,
-        "density": request.density, "calibrated": calibration.is_some(), "data": summary,
+        "ok": true, "run": model.source.run(), "checkpoint": model.file.path, "out": request.out, "rows": rows,
+        "bad_rows": bad_rows, "prior": request.prior, "density": request.density,
+        "calibrated": calibration.is_some(), "data": summary,
     }))
+}
+
+/// Reads and checks the file of a prior. Fails if a setting cannot be combined with one.
+fn read_prior(path: &Path, config: &EvalConfig) -> Result<PriorFile, LaunchError> {
+    let about = |error: PriorError| LaunchError::reported(error).about("--prior");
+    if config.neighbourhood_km > 0.0 {
+        refuse!(Config, "--prior needs eval.neighbourhood_km = 0, got {}", config.neighbourhood_km);
+    }
+    if !matches!(config.aggregator, Aggregator::PosteriorMedoid | Aggregator::KernelMedoid) {
+        let reason = "others may answer with a place outside the prior";
+        refuse!(Config, "--prior needs eval.aggregator = \"posterior-medoid\" or \"kernel-medoid\"; {reason}");
+    }
+    // Only a failure looks at the path again: opening a pipe twice could lose its contents.
+    let file = PriorFile::read(path).map_err(|error| require_file("--prior", path).err().unwrap_or(about(error)))?;
+    file.prior().map_err(about)?;
+    Ok(file)
+}
+
+/// The manifest of the training shards. LocDiff-H depends on their places.
+fn training_manifest(config: &RunConfig) -> PathBuf {
+    Path::new(&config.shards.train).join("manifest.json")
 }
 
 /// Lets the workers predict the pieces that are not done, and keeps them in the folder.
 fn predict(
-    evaluation: &mut Evaluation<'_>,
+    supervisor: &mut Supervisor,
+    (model, world): (&ChosenModel, &NodeWorkers),
     location: &str,
-    hybrid: HybridRequest,
-    wanted: Prediction,
+    (hybrid, wanted): &(HybridRequest, Prediction),
     folder: &PiecesFolder,
 ) -> anyhow::Result<EvalSummary> {
-    let before = wanted.done.len() as u64;
-    let task = EvalTask::Predict(wanted);
+    let config = &model.resolved.config;
+    // An attempt leaves out the pieces that earlier attempts have completed.
+    let begin = |task: &mut EvalTask| {
+        let pieces = Pieces::new(folder)?;
+        *task = EvalTask::Predict(Prediction { done: pieces.done.clone(), ..wanted.clone() });
+        Ok(pieces)
+    };
     let finish = |pieces: &mut Pieces<'_>, found: anyhow::Result<GangResult<EvalSummary>>| {
-        pieces.finish()?;
+        pieces.finish();
         found?.first()
     };
-    evaluation.run(location, hybrid, &task, || Pieces::new(folder, before), finish).map(|(_, summary)| summary)
+    let task = EvalTask::Predict(wanted.clone());
+    let mut gang = LocatingGang { supervisor, config, world, model: &model.file };
+    gang.run(location, *hybrid, &task, begin, finish).map(|(_, summary)| summary)
 }
 
+/// Writes the rows of a piece. Most of the time goes into parsing and formatting them, which all cores share.
 fn write_piece(
     path: &Path,
     saved: Option<&SavedCalibration>,
     (answers, densities): &mut (AnswerWriter, Option<CellWriter>),
 ) -> anyhow::Result<()> {
-    let file = BufReader::new(File::open(path).map_err(LaunchError::at(path))?);
-    for line in file.lines() {
-        let line = line.map_err(LaunchError::at(path))?;
-        let row: PredictedRow = serde_json::from_str(&line).with_context(|| path.display().to_string())?;
-        if let Some(densities) = densities {
-            densities.write(&row.id, &row.density.cells)?;
-        }
+    let (style, threads) = (answers.style(), available_parallelism().map_or(1, usize::from));
+    let prepare = |line: &String| -> serde_json::Result<PreparedAnswer> {
+        let mut row: PredictedRow = serde_json::from_str(line)?;
+        let (id, cells) = (row.id.clone(), std::mem::take(&mut row.density.cells));
         let radii_km = saved.map(|saved| saved.calibration.radii_km(row.spread_km));
-        answers.write(WrittenRow { row, radii_km })?;
+        Ok(PreparedAnswer { id, cells, row: style.prepare(WrittenRow { row, radii_km }) })
+    };
+    let mut lines = BufReader::new(File::open(path).map_err(LaunchError::at(path))?).lines();
+    loop {
+        let (mut some, mut bytes) = (Vec::new(), 0);
+        while bytes < BYTES_AT_ONCE
+            && let Some(line) = lines.next()
+        {
+            let line = line.map_err(LaunchError::at(path))?;
+            bytes += line.len();
+            some.push(line);
+        }
+        if some.is_empty() {
+            return Ok(());
+        }
+        for prepared in in_parallel(threads, &some, prepare) {
+            let PreparedAnswer { id, cells, row } = prepared.with_context(|| path.display().to_string())?;
+            if let Some(densities) = densities {
+                densities.write(&id, &cells)?;
+            }
+            answers.write(row)?;
+        }
     }
-    Ok(())
+}
+
+/// A row that is ready to be written, with the cells of its density.
+struct PreparedAnswer {
+    id: String,
+    cells: Vec<(u64, f32)>,
+    row: PreparedRow,
 }
 
 /// Where the answers go.
@@ -163,24 +241,28 @@ impl Destination {
         if out.is_dir() {
             refuse!(Exists, "--out: {} is a folder, wanted the name of a file", out.display());
         }
-        require_new("--out", out, request.overwrite)?;
-        if let Some(density) = &request.density {
-            check_density(density, out, request.overwrite)?;
-        }
         let mut partial = out.clone().into_os_string();
         partial.push(".partial");
+        let placed = pieces::placed(Path::new(&partial));
+        let may_replace =
+            |path: &Path| request.overwrite || std::path::absolute(path).is_ok_and(|path| placed.contains(&path));
+        require_new("--out", out, may_replace(out))?;
+        if let Some(density) = &request.density {
+            check_density(density, out, may_replace(density))?;
+        }
         let (out, density) = (Some((out.clone(), format)), request.density.clone());
         Ok(Self { out, density, partial: partial.into(), _temporary: None })
     }
 
-    /// The temperature of the densities; `None` if they are not wanted. Fails if the run has none.
-    fn temperature(&self, saved: Option<&SavedCalibration>, run: &Path) -> Result<Option<f64>, LaunchError> {
+    /// The temperature of the densities; `None` if they are not wanted. Fails if the model has none.
+    fn temperature(&self, saved: Option<&SavedCalibration>, source: &ModelSource) -> Result<Option<f64>, LaunchError> {
         let fitted = saved.and_then(|saved| saved.density.as_ref());
         if self.density.is_some() && fitted.is_none() {
             refuse!(
                 NoData,
-                "--density: run {} has no temperature for these settings; measure it with `eval --calibrate`",
-                run.display()
+                "--density: {} has no temperature for these settings, which is measured with the radii; {}",
+                source.described(),
+                source.how_to_calibrate(false)
             );
         }
         Ok(self.density.as_ref().and(fitted).map(|fitted| fitted.temperature))
@@ -209,16 +291,10 @@ impl Destination {
         }
     }
 
-    /// Gives the files their final names.
-    fn commit(&self) -> Result<(), LaunchError> {
-        let density = self.density.iter().map(|density| (self.unfinished_density(), density));
-        let out = self.out.iter().map(|(out, _)| (self.unfinished(), out));
-        let files = Files::real();
-        density.chain(out).try_for_each(|(from, to)| {
-            File::open(&from).and_then(|file| file.sync_all()).map_err(LaunchError::at(&from))?;
-            files.rename(&from, to)?;
-            Ok(files.sync_folder(parent(to))?)
-        })
+    /// The unfinished files and their final names.
+    fn outputs(&self) -> Vec<(PathBuf, &Path)> {
+        let density = self.density.iter().map(|density| (self.unfinished_density(), density.as_path()));
+        density.chain(self.out.iter().map(|(out, _)| (self.unfinished(), out.as_path()))).collect()
     }
 
     /// If the answers go to stdout, waits until its reader has taken them.

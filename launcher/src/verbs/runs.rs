@@ -1,6 +1,6 @@
-//! `runs`: lists the runs in `checkpoint.dir`, the newest last.
+//! `runs`: lists the runs in `checkpoint.dir`, the newest last. Finds the run that a command names.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use locdiff_core::text::duration_text;
@@ -8,9 +8,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse};
 use crate::output::Output;
-use crate::run_folder::{Depth, RunStatus, checkpoints, exact_unix_s, runs};
+use crate::run_folder::{
+    CONFIG, Depth, RunState, RunStatus, WholeCheckpoint, checkpoints, exact_unix_s, is_run, named_run, newest_run,
+    runs, whole_checkpoint,
+};
 use crate::terminal::width;
 
 /// Width of all columns except the name of the run, including the spaces between columns.
@@ -79,4 +82,54 @@ fn cells(row: &RunRow) -> [String; 4] {
 fn line(name: &str, [step, score, state, age]: [String; 4], name_width: usize) -> String {
     let break_after = if name.chars().count() > name_width { format!("\n{:name_width$}", "") } else { String::new() };
     format!("{name:<name_width$}{break_after}  {step:>15}  {score:>8}  {state:<11}  {age:>7}")
+}
+
+/// Finds the run whose folder or name is `named`. If `named` is `None`, returns the run that `checkpoint.run` names or,
+/// if this field is empty, the newest run with a checkpoint. Prints the folder of the run, unless `named` is the folder.
+pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
+    if let Some(folder) = named.filter(|folder| is_run(folder)) {
+        hint_if_unfinished(folder, output);
+        return Ok(folder.to_owned());
+    }
+    let config = super::resolve_for(global, &["checkpoint"])?.config.checkpoint;
+    let dir = Path::new(&config.dir);
+    let run = match named.map(|name| (name, name.to_str())) {
+        Some((path, Some(name))) if path.components().count() == 1 => named_run(dir, name)?,
+        Some((path, _)) => refuse!(
+            NoData,
+            "{} is not a run: it has no {CONFIG}; `locdiff-launch runs` lists the runs in {}",
+            path.display(),
+            dir.display()
+        ),
+        None if config.run.is_empty() => newest_run(dir)?,
+        None => named_run(dir, &config.run)?,
+    };
+    output.print(&format!("run {}", run.display()));
+    hint_if_unfinished(&run, output);
+    Ok(run)
+}
+
+/// The checkpoint in the folder `from`, which must be a checkpoint or a run. The newest whole checkpoint of a run is
+/// used. `key` is the configuration field that names the folder, and `dir` is the folder of all runs.
+pub(super) fn checkpoint_at(key: &str, from: &Path, dir: &str) -> Result<WholeCheckpoint, LaunchError> {
+    if !from.is_dir() {
+        refuse!(
+            NoData,
+            "{key}: {} is neither a run nor a checkpoint; `locdiff-launch runs` lists the runs in {dir}",
+            from.display()
+        );
+    }
+    let (checkpoint, skipped) = whole_checkpoint(from).map_err(|error| error.about(key))?;
+    skipped.iter().for_each(|line| tracing::warn!("{line}"));
+    Ok(checkpoint)
+}
+
+/// Prints a hint if the run is not at its last step.
+fn hint_if_unfinished(run: &Path, output: Output) {
+    if let Some(RunStatus { step, steps, state, .. }) =
+        RunStatus::current(run).filter(|status| status.step < status.steps)
+    {
+        let next = if state == RunState::Running { "it is being trained" } else { "`train` continues it" };
+        output.print(&format!("  this run has done {step} of {steps} steps; {next}"));
+    }
 }

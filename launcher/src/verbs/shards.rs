@@ -12,7 +12,7 @@ use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
     CellSplit, ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, TypedResult, Verified,
 };
-use locdiff_core::tables::TableCut;
+use locdiff_core::tables::{PlacesPresent, TableCut};
 use serde_json::Value;
 
 use super::locations::require_shards;
@@ -40,12 +40,15 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
         ShardsVerb::Grid { spacing_km, coordinates, out, overwrite } => {
             grid::run(spacing_km, coordinates, &out, overwrite, global, output)
         }
-        ShardsVerb::Build { table, embeddings, out, overwrite } => {
-            require_file("--table", &table)?;
+        ShardsVerb::Build { table, places, embeddings, out, overwrite } => {
+            table.iter().try_for_each(|file| require_file("--table", file))?;
+            let default = if table.is_some() { PlacesPresent::All } else { PlacesPresent::None };
+            let places = places.unwrap_or(default);
             embeddings.iter().try_for_each(|file| require_file("--embeddings", file))?;
             require_new("--out", &out, overwrite)?;
             let made = run_one(global, |config| ShardsJob::Build {
                 table,
+                places,
                 embeddings,
                 out,
                 overwrite,
@@ -97,8 +100,9 @@ fn verify(
         None => "all values are valid".to_owned(),
         Some(skipped) => format!("all other values are valid; {skipped}"),
     };
+    let without = coordinates_note(found.rows, found.rows_with_coordinates);
     output.print(&format!(
-        "{location}: {} rows in {} files with {} row groups, width {}, {} views: {checksums}, {usable}",
+        "{location}: {} rows{without} in {} files with {} row groups, width {}, {} views: {checksums}, {usable}",
         found.rows, found.files, found.row_groups, found.width, found.views,
     ));
     if let Some(plan) = &found.plan {
@@ -111,6 +115,15 @@ fn verify(
         }
     }
     Ok(serde_json::to_value(found)?)
+}
+
+/// Says how many rows have coordinates. Empty if all of them have some.
+fn coordinates_note(rows: u64, with_coordinates: u64) -> String {
+    match with_coordinates {
+        0 => " without coordinates".to_owned(),
+        some if some < rows => format!(" ({some} with coordinates)"),
+        _ => String::new(),
+    }
 }
 
 /// Describes how often each row occurs in an epoch.
@@ -139,6 +152,8 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     let found: Inspection =
         run_one(global, |config| ShardsJob::Inspect { location: location.to_owned(), config: config.shards.clone() })?;
     let range = |(low, high): (f64, f64)| format!("{low:.4} to {high:.4}");
+    let has_places = found.rows_with_coordinates > 0;
+    let degrees = |found: (f64, f64)| if has_places { range(found) } else { "none".to_owned() };
     let skipped = found.skipped.as_ref().map(|skipped| format!("; {skipped}")).unwrap_or_default();
     let (fewest, most) = found.row_group_rows;
     let image_head = match found.image_head {
@@ -149,13 +164,13 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     };
     let columns: Vec<String> = found.columns.iter().map(|(what, name)| format!("{what} = {name}")).collect();
     let lines = [
-        ("rows", format!("{}{skipped}", found.rows)),
+        ("rows", format!("{}{}{skipped}", found.rows, coordinates_note(found.rows, found.rows_with_coordinates))),
         ("files", found.files.to_string()),
         ("row groups", format!("{}, with {fewest} to {most} rows each", found.row_groups)),
         ("columns", columns.join(", ")),
         ("width, views", format!("{}, {}", found.width, found.views)),
-        ("latitude", range(found.latitudes)),
-        ("longitude", range(found.longitudes)),
+        ("latitude", degrees(found.latitudes)),
+        ("longitude", degrees(found.longitudes)),
         ("mean", format!("{} over the dimensions", range(found.means))),
         ("deviation", format!("{} over the dimensions", range(found.standard_deviations))),
         ("fingerprint", found.fingerprint.clone()),
@@ -163,8 +178,10 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
         ("image head", image_head.to_owned()),
     ];
     lines.iter().for_each(|(name, value)| output.print(&wrapped(&format!("{name:<14}{value}"), 14, width())));
-    output.print("map (a denser character stands for more rows):");
-    found.map.iter().for_each(|line| output.print(&format!("|{line}|")));
+    if has_places {
+        output.print("map (a denser character stands for more rows):");
+        found.map.iter().for_each(|line| output.print(&format!("|{line}|")));
+    }
     ok(&found)
 }
 

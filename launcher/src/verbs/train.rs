@@ -22,10 +22,10 @@ use locdiff_core::pulse::Beat;
 use locdiff_core::text::nearest;
 use serde_json::{Value, json};
 
-use super::checkpoint::checkpoint_at;
 use super::eval::{self, Evaluation};
 use super::locations::require_shards;
 use super::restarts::{FailedAttempt, RestartPolicy, RestartVerdict, after};
+use super::runs::checkpoint_at;
 use crate::cli::Global;
 use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::gpus;
@@ -483,7 +483,7 @@ impl GangObserver for AttemptObserver<'_> {
         }
     }
 
-    fn report(&mut self, message: ToLauncher) {
+    fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         match message {
             ToLauncher::Progress(progress) => {
                 self.status.progress(&progress);
@@ -508,6 +508,7 @@ impl GangObserver for AttemptObserver<'_> {
             }
             _ => {}
         }
+        Ok(())
     }
 
     fn commit(&mut self, parts: &[PartsWritten]) -> Result<(), LaunchError> {
@@ -554,7 +555,7 @@ fn warn_on_error(written: Result<(), LaunchError>) {
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
     let from = &config.train.init_from;
     let find = || checkpoint_at("train.init_from", Path::new(from), &config.checkpoint.dir);
-    (!from.is_empty()).then(find).transpose()
+    Ok((!from.is_empty()).then(find).transpose()?.map(|checkpoint| checkpoint.path))
 }
 
 /// The prefix of a new run's name: the name of the preset, or the name of the configuration file without its extension.

@@ -1,6 +1,11 @@
 //! Detects data that has changed since the run began. If the run has recorded [`Contents`], every read is compared with
 //! them.
 
+use std::hash::Hasher as _;
+
+use twox_hash::XxHash3_64;
+
+use super::block::Blocks as _;
 use super::contents::Contents;
 use super::dataset::{BlockAt, Dataset};
 use crate::shards::error::ShardsError;
@@ -37,6 +42,19 @@ impl Dataset {
             }
         }
         Ok(Contents { versions, xxh3: recorded.xxh3.clone() })
+    }
+
+    /// Text that changes if the data changes. With a manifest, it depends on the fingerprint, which covers all bytes.
+    /// Without a manifest, it also depends on the versions of the files, so it may change when the bytes stay the same.
+    pub fn version(&self) -> Result<String, ShardsError> {
+        let mut hasher = XxHash3_64::new();
+        hasher.write(&self.fingerprint().to_le_bytes());
+        let versions = if self.manifest.is_some() { Vec::new() } else { self.versions()? };
+        for version in versions {
+            hasher.write(&(version.len() as u64).to_le_bytes());
+            hasher.write(version.as_bytes());
+        }
+        Ok(format!("{:016x}", hasher.finish()))
     }
 
     /// Number of columns that training reads.

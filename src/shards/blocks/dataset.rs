@@ -52,6 +52,8 @@ pub struct Dataset {
     /// Number of stored views that are averaged.
     pub(super) mean_views: u32,
     fingerprint: u64,
+    /// Whether coordinates may be null.
+    pub(super) may_lack_coordinates: bool,
     /// Checksums that the run has recorded. `None` if it has recorded none yet, or if the data has a manifest.
     pub(super) contents: Option<Contents>,
     pub(super) pool: Arc<BufferPool>,
@@ -65,7 +67,7 @@ impl Dataset {
         Self::open_with(Coordinates::Needed, location, config)
     }
 
-    /// Like [`Dataset::open`]. With [`Coordinates::Ignored`], rows need no coordinates.
+    /// Like [`Dataset::open`], but rows need coordinates only if `coordinates` says so.
     pub fn open_with(coordinates: Coordinates, location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let (index, source) = DatasetIndex::open(location, config)?;
         Self::assemble(&index, source, config, coordinates)
@@ -93,6 +95,14 @@ impl Dataset {
         coordinates: Coordinates,
     ) -> Result<Self, ShardsError> {
         let manifest = index.manifest()?;
+        let without = manifest.as_ref().and_then(|manifest| manifest.rows_with_coordinates);
+        let coordinates = match (coordinates, without) {
+            (Coordinates::Needed, Some(some)) if some == 0 || config.on_bad_rows == OnBadRows::Error => {
+                return Err(without_coordinates(index.location(), some));
+            }
+            (Coordinates::Stored, Some(0)) => Coordinates::Ignored,
+            (wanted, _) => wanted,
+        };
         // Shards with a manifest always have the default column names. The configured names apply only to data without
         // a manifest.
         let own = ShardsConfig::default();
@@ -112,6 +122,7 @@ impl Dataset {
             manifest,
             origin,
             fingerprint,
+            may_lack_coordinates: coordinates == Coordinates::Stored && without.is_some(),
             contents: None,
             pool: Arc::default(),
         };
@@ -134,6 +145,12 @@ impl Dataset {
     /// Number of rows in all blocks.
     pub fn rows(&self) -> u64 {
         self.block_rows.iter().map(|&rows| u64::from(rows)).sum()
+    }
+
+    /// Number of rows that have coordinates, according to the manifest; all rows without a manifest.
+    pub fn rows_with_coordinates(&self) -> u64 {
+        let stated = self.manifest.as_ref().and_then(|manifest| manifest.rows_with_coordinates);
+        stated.unwrap_or_else(|| self.rows())
     }
 
     /// Number of views per row in the files. [`Blocks::views`] is smaller if views are averaged.
@@ -372,6 +389,20 @@ impl Blocks for Dataset {
             found.iter().filter_map(|value| u32::try_from(value.row).ok()).collect();
         Ok(bad.into_iter().collect())
     }
+}
+
+/// The error for shards whose rows need coordinates, but only `some` of them have any.
+fn without_coordinates(location: &str, some: u64) -> ShardsError {
+    let reason = match some {
+        0 => "the shards have no coordinates, so only `predict` can use them; training and evaluation need the places \
+              of the photos"
+            .to_owned(),
+        _ => format!(
+            "only {some} rows have coordinates; set shards.on_bad_rows = \"skip\" to train or evaluate with these rows \
+             (`predict` uses all rows)"
+        ),
+    };
+    ShardsError::bad(Spot::file(location), reason)
 }
 
 /// The largest number of rows that is accepted for a column chunk of `bytes` bytes. The limit assumes that a row takes

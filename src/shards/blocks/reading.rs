@@ -152,8 +152,15 @@ impl Dataset {
     ) -> Result<(), ShardsError> {
         let bytes = self.read_chunk(at, column, note)?;
         into.clear();
-        self.decode((at, column, 1), bytes, into, |_| true, |chunk, into| chunk.doubles(into, found))?;
-        for (row, value) in into.iter_mut().enumerate().filter(|(_, value)| !is_within(**value, limit)) {
+        self.decode(
+            (at, column, 1),
+            bytes,
+            into,
+            |_| true,
+            |chunk, into| chunk.doubles(self.may_lack_coordinates, into, found),
+        )?;
+        let is_bad = |value: f64| !(is_within(value, limit) || self.may_lack_coordinates && value.is_nan());
+        for (row, value) in into.iter_mut().enumerate().filter(|(_, value)| is_bad(**value)) {
             found.push(column.bad(row, outside(*value, limit, what)));
             *value = 0.0;
         }

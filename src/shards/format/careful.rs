@@ -85,11 +85,20 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// Decodes coordinates. A value that cannot be read is decoded as zero and added to `bad`. Returns the number of
-    /// rows.
-    pub(crate) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
+    /// Decodes coordinates. A value that cannot be read is decoded as zero and added to `bad`. If `may_be_null` is true,
+    /// null is decoded as NaN. Returns the number of rows.
+    pub(crate) fn doubles(
+        &self,
+        may_be_null: bool,
+        into: &mut Vec<f64>,
+        bad: &mut Vec<BadValue>,
+    ) -> Result<usize, ParquetError> {
         self.each(|first, column| {
             for index in 0..column.len() {
+                if may_be_null && column.is_null(index) {
+                    into.push(f64::NAN);
+                    continue;
+                }
                 into.push(number(column, index).unwrap_or_else(|reason| {
                     bad.push(self.column.bad(first + index, reason));
                     0.0

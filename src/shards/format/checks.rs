@@ -6,8 +6,13 @@ use half::f16;
 const EXPONENT: u16 = 0x7c00;
 
 /// Index of the first value that is not between -`limit` and `limit`, with an error text. `what` names the coordinate.
-pub(super) fn first_outside(degrees: &[f64], limit: f64, what: &str) -> Option<(usize, String)> {
-    let index = degrees.iter().position(|value| !is_within(*value, limit))?;
+/// Values that are missing according to `is_missing` are not checked.
+pub(super) fn first_outside(
+    degrees: &[f64],
+    (limit, what): (f64, &str),
+    is_missing: impl Fn(usize) -> bool,
+) -> Option<(usize, String)> {
+    let index = (0..degrees.len()).find(|index| !is_within(degrees[*index], limit) && !is_missing(*index))?;
     Some((index, outside(degrees[index], limit, what)))
 }
 

@@ -19,6 +19,7 @@ use arrow_array::{ArrayRef, FixedSizeListArray, Float16Array, Float64Array, Stri
 use arrow_schema::{DataType, Field, Schema};
 use bytes::Bytes;
 use half::f16;
+use locdiff_core::tables::PlacesPresent;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{ArrowRowGroupWriterFactory, compute_leaves};
 use parquet::basic::{Compression, Encoding};
@@ -43,9 +44,10 @@ const PAGE_BYTES: usize = 1 << 30;
 pub struct WriterRows {
     /// Identifiers.
     pub ids: Vec<String>,
-    /// Latitudes, degrees, -90 to 90.
+    /// Latitudes, degrees, -90 to 90. With [`PlacesPresent::Some`], NaN if the row has no coordinates; with
+    /// [`PlacesPresent::None`], empty.
     pub latitudes: Vec<f64>,
-    /// Longitudes, degrees, -180 to 180.
+    /// Longitudes, degrees, -180 to 180; NaN or empty like the latitudes.
     pub longitudes: Vec<f64>,
     /// For each view, the embeddings of all rows, one after the other.
     pub views: Vec<Vec<f16>>,
@@ -63,20 +65,31 @@ impl WriterRows {
 
     pub(super) fn extend(&mut self, rows: &Self, range: Range<usize>, width: usize) {
         self.ids.extend_from_slice(&rows.ids[range.clone()]);
-        self.latitudes.extend_from_slice(&rows.latitudes[range.clone()]);
-        self.longitudes.extend_from_slice(&rows.longitudes[range.clone()]);
+        if !rows.latitudes.is_empty() {
+            self.latitudes.extend_from_slice(&rows.latitudes[range.clone()]);
+            self.longitudes.extend_from_slice(&rows.longitudes[range.clone()]);
+        }
         for (to, from) in self.views.iter_mut().zip(&rows.views) {
             to.extend_from_slice(&from[range.start * width..range.end * width]);
         }
     }
 
     /// Moves identifiers and coordinates out of the group as Arrow arrays.
-    fn take_front(&mut self) -> [ArrayRef; FRONT_COLUMNS] {
-        [
-            Arc::new(StringArray::from_iter_values(self.ids.drain(..))),
-            Arc::new(Float64Array::from(std::mem::take(&mut self.latitudes))),
-            Arc::new(Float64Array::from(std::mem::take(&mut self.longitudes))),
-        ]
+    fn take_front(&mut self, places: PlacesPresent) -> Vec<ArrayRef> {
+        let mut front: Vec<ArrayRef> = vec![Arc::new(StringArray::from_iter_values(self.ids.drain(..)))];
+        let degrees = |values: &mut Vec<f64>| -> ArrayRef {
+            let values = std::mem::take(values);
+            match places {
+                PlacesPresent::Some => Arc::new(
+                    values.into_iter().map(|degrees| (!degrees.is_nan()).then_some(degrees)).collect::<Float64Array>(),
+                ),
+                _ => Arc::new(Float64Array::from(values)),
+            }
+        };
+        if places != PlacesPresent::None {
+            front.extend([degrees(&mut self.latitudes), degrees(&mut self.longitudes)]);
+        }
+        front
     }
 
     /// Moves a view out of the group as an Arrow array.
@@ -85,9 +98,6 @@ impl WriterRows {
         Ok(Arc::new(FixedSizeListArray::try_new(item(), width, values, None)?))
     }
 }
-
-/// Columns before the views: `id`, `lat`, `lon`.
-const FRONT_COLUMNS: usize = 3;
 
 /// The page headers, levels and metadata of the embedding chunks of a row group: all bytes except the values. They are
 /// the same for every row group with the same number of rows.
@@ -119,11 +129,17 @@ fn item() -> Arc<Field> {
     Arc::new(Field::new("element", DataType::Float16, false))
 }
 
+/// The columns of coordinates.
+const COORDINATES: [&str; 2] = ["lat", "lon"];
+
 /// A Parquet file that is being written.
 pub(super) struct ShardFileWriter {
     path: PathBuf,
     name: String,
     width: i32,
+    places: PlacesPresent,
+    /// Number of columns before the views: `id`, and `lat` and `lon` unless no row has coordinates.
+    front_columns: usize,
     schema: Arc<Schema>,
     writer: SerializedFileWriter<Vec<u8>>,
     factory: ArrowRowGroupWriterFactory,
@@ -135,16 +151,21 @@ pub(super) struct ShardFileWriter {
 }
 
 impl ShardFileWriter {
-    pub(super) fn create(folder: &Path, name: String, width: u32, views: u32) -> Result<Self, ShardsError> {
+    pub(super) fn create(
+        folder: &Path,
+        name: String,
+        (width, views): (u32, u32),
+        places: PlacesPresent,
+    ) -> Result<Self, ShardsError> {
         let path = folder.join(&name);
         let width = i32::try_from(width)
             .map_err(|_| ShardsError::Argument(format!("embeddings have width {width}, wanted a width below 2^31")))?;
         let file = File::create_new(&path).map_err(|error| ShardsError::io(&path, error))?;
-        let mut fields = vec![
-            Field::new("id", DataType::Utf8, false),
-            Field::new("lat", DataType::Float64, false),
-            Field::new("lon", DataType::Float64, false),
-        ];
+        let mut fields = vec![Field::new("id", DataType::Utf8, false)];
+        if places != PlacesPresent::None {
+            fields.extend(COORDINATES.map(|name| Field::new(name, DataType::Float64, places == PlacesPresent::Some)));
+        }
+        let front_columns = fields.len();
         let list = DataType::FixedSizeList(item(), width);
         fields.extend((0..views).map(|view| Field::new(view_column("embedding", view as usize), list.clone(), false)));
         let schema = Arc::new(Schema::new(fields));
@@ -152,7 +173,22 @@ impl ShardFileWriter {
             .and_then(ArrowWriter::into_serialized_writer)
             .map_err(|error| write_error(&path, error))?;
         let (hasher, row_groups) = (XxHash3_64::new(), Vec::new());
-        Ok(Self { path, name, width, schema, writer, factory, file, hasher, bytes: 0, rows: 0, row_groups })
+        let (bytes, rows) = (0, 0);
+        Ok(Self {
+            path,
+            name,
+            width,
+            places,
+            front_columns,
+            schema,
+            writer,
+            factory,
+            file,
+            hasher,
+            bytes,
+            rows,
+            row_groups,
+        })
     }
 
     /// Writes the rows as one row group. Uses `template` if it has the same number of rows. Otherwise replaces it
@@ -191,9 +227,9 @@ impl ShardFileWriter {
     ) -> Result<Vec<ColumnCloseResult>, ParquetError> {
         let writers = self.factory.create_column_writers(self.row_groups.len())?;
         let mut row_group = self.writer.next_row_group()?;
-        let (front, mut closed) = (group.take_front(), Vec::new());
+        let (front, mut closed) = (group.take_front(self.places), Vec::new());
         for (column, (mut writer, field)) in writers.into_iter().zip(self.schema.fields()).enumerate() {
-            let array = match (column.checked_sub(FRONT_COLUMNS), template) {
+            let array = match (column.checked_sub(self.front_columns), template) {
                 (None, _) => Arc::clone(&front[column]),
                 (Some(view), None) => group.take_view(view, self.width)?,
                 (Some(view), Some(template)) => {
@@ -206,7 +242,7 @@ impl ShardFileWriter {
                 writer.write(&leaf)?;
             }
             let chunk = writer.close()?;
-            closed.extend((column >= FRONT_COLUMNS).then(|| chunk.close().clone()));
+            closed.extend((column >= self.front_columns).then(|| chunk.close().clone()));
             chunk.append_to_row_group(&mut row_group)?;
         }
         row_group.close()?;
@@ -216,7 +252,7 @@ impl ShardFileWriter {
     /// Makes one template per view from the row group that was written last. `bytes` holds that row group.
     fn templates(&self, bytes: &[u8], rows: usize, closed: Vec<ColumnCloseResult>) -> Vec<ChunkTemplate> {
         let written = self.writer.flushed_row_groups().last();
-        let columns = written.map(|row_group| &row_group.columns()[FRONT_COLUMNS..]).unwrap_or_default();
+        let columns = written.map(|row_group| &row_group.columns()[self.front_columns..]).unwrap_or_default();
         let front = |(close, column): (ColumnCloseResult, &ColumnChunkMetaData)| {
             let (start, length) = column.byte_range();
             let front_bytes = length as usize - rows * self.width as usize * ELEMENT_BYTES;
@@ -257,7 +293,7 @@ fn properties() -> WriterProperties {
         .set_data_page_size_limit(PAGE_BYTES)
         .set_data_page_row_count_limit(usize::MAX)
         .set_max_row_group_row_count(None);
-    for column in ["lat", "lon"] {
+    for column in COORDINATES {
         properties = properties.set_column_statistics_enabled(ColumnPath::from(column), EnabledStatistics::Chunk);
     }
     properties.build()
@@ -289,8 +325,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let sizes = [(0, 5), (5, 5), (10, 2), (12, 2), (14, 5), (19, 5)];
         let write = |name: &str, forget: bool| {
-            let mut file =
-                ShardFileWriter::create(folder.path(), name.to_owned(), 3, 2).expect("the file can be created");
+            let mut file = ShardFileWriter::create(folder.path(), name.to_owned(), (3, 2), PlacesPresent::All)
+                .expect("the file can be created");
             let mut template = None;
             for (first, rows) in sizes {
                 file.write(&mut group(first, rows), &mut template).expect("the row group can be written");

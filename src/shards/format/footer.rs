@@ -23,6 +23,8 @@ const EMBEDDING: &str = "embedding";
 pub enum Coordinates {
     /// Every usable row has valid coordinates.
     Needed,
+    /// Coordinates are read as far as there are some according to the manifest. A row without coordinates has NaN.
+    Stored,
     /// Coordinates are not read, and may be missing.
     Ignored,
 }
@@ -104,7 +106,7 @@ impl Footer {
         let header = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
         let columns = FileColumns { file: &name, header, metadata: &metadata };
         let coordinates = match coordinates {
-            Coordinates::Needed => Some([
+            Coordinates::Needed | Coordinates::Stored => Some([
                 columns.find("latitude", tables::LATITUDE_NAMES, &names.latitude_column)?,
                 columns.find("longitude", tables::LONGITUDE_NAMES, &names.longitude_column)?,
             ]),

@@ -15,8 +15,11 @@ use super::checksum::Checksum;
 use super::statistics::{Statistics, digits};
 use crate::shards::error::{ShardsError, Spot};
 
-/// The schema version that this program writes. It is also the newest version that this program can read.
-pub const SCHEMA_VERSION: u32 = 1;
+/// The newest schema version that this program can read. It is the version of shards in which rows lack coordinates.
+pub const SCHEMA_VERSION: u32 = 2;
+
+/// The schema version of shards in which all rows have coordinates.
+pub(super) const SCHEMA_VERSION_WITH_COORDINATES: u32 = 1;
 
 /// File name of the manifest.
 pub const MANIFEST_NAME: &str = "manifest.json";
@@ -31,6 +34,9 @@ pub struct Manifest {
     pub fingerprint: Checksum,
     /// Number of rows in all files together.
     pub rows: u64,
+    /// Number of rows that have coordinates; `None` if all rows have some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows_with_coordinates: Option<u64>,
     /// Numbers per embedding.
     pub width: u32,
     /// Embeddings per row.
@@ -91,6 +97,9 @@ impl Manifest {
         };
         for number in [u64::from(self.schema_version), self.rows, self.width.into(), self.views.into()] {
             text(&number.to_string());
+        }
+        if let Some(rows) = self.rows_with_coordinates {
+            text(&format!("{rows} rows with coordinates"));
         }
         text(&self.source);
         text(&format!("{:?}", self.image_head));
@@ -169,6 +178,9 @@ impl Manifest {
         let rows: u64 = self.files.iter().map(|file| file.rows).sum();
         if rows != self.rows {
             return Err(format!("its files have {rows} rows, wanted {}", self.rows));
+        }
+        if let Some(some) = self.rows_with_coordinates.filter(|some| *some > rows) {
+            return Err(format!("{some} rows have coordinates, but it has {rows} rows"));
         }
         Ok(())
     }

@@ -17,12 +17,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use locdiff_core::files::{self, Files};
+use locdiff_core::tables::PlacesPresent;
 
 use super::checks;
 use super::checksum::Checksum;
 use super::columns::{ELEMENT_BYTES, view_column};
 use super::file_writer::{ShardFileWriter, Template, WriterRows};
-use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
+use super::manifest::{
+    ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION, SCHEMA_VERSION_WITH_COORDINATES,
+};
 use super::statistics::MomentSums;
 use crate::shards::error::{ShardsError, Spot};
 
@@ -43,6 +46,8 @@ pub struct WriterOptions {
     pub source: String,
     /// The retrieval head that can use the embeddings.
     pub image_head: ImageHead,
+    /// Which rows have coordinates.
+    pub places: PlacesPresent,
     /// Whether to replace the output folder if it exists. Only a folder of shards or an empty folder can be replaced.
     pub overwrite: bool,
     /// Rows per row group.
@@ -52,13 +57,13 @@ pub struct WriterOptions {
 }
 
 impl WriterOptions {
-    /// Uses the defaults: row groups of [`ROWS_PER_GROUP`] rows, files with about [`FILE_BYTES`] bytes of embeddings,
-    /// and no overwriting.
+    /// Uses the defaults: coordinates in all rows, row groups of [`ROWS_PER_GROUP`] rows, files with about
+    /// [`FILE_BYTES`] bytes of embeddings, and no overwriting.
     pub fn new(width: u32, views: u32, source: impl Into<String>, image_head: ImageHead) -> Self {
         let row_bytes = (u64::from(width) * u64::from(views) * ELEMENT_BYTES as u64).max(1);
         let rows_per_file = (FILE_BYTES / row_bytes).max(u64::from(ROWS_PER_GROUP));
-        let source = source.into();
-        Self { width, views, source, image_head, overwrite: false, rows_per_group: ROWS_PER_GROUP, rows_per_file }
+        let (source, places, rows_per_group) = (source.into(), PlacesPresent::All, ROWS_PER_GROUP);
+        Self { width, views, source, image_head, places, overwrite: false, rows_per_group, rows_per_file }
     }
 
     fn check(&self) -> Result<(), ShardsError> {
@@ -83,6 +88,8 @@ pub struct ShardWriter {
     files: Vec<ManifestFile>,
     moments: MomentSums,
     rows: u64,
+    /// Number of rows with coordinates.
+    placed: u64,
 }
 
 impl ShardWriter {
@@ -100,7 +107,7 @@ impl ShardWriter {
         let moments = MomentSums::new(options.width as usize);
         let group = WriterRows::new(options.views as usize);
         let (out, files) = (out.to_owned(), Vec::new());
-        Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
+        Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0, placed: 0 })
     }
 
     /// Adds rows. If a row is bad, returns an error that names the row, and adds none of `rows`.
@@ -121,6 +128,7 @@ impl ShardWriter {
             self.moments.add(first);
         }
         self.rows += rows.ids.len() as u64;
+        self.placed += rows.latitudes.iter().filter(|degrees| !degrees.is_nan()).count() as u64;
         Ok(())
     }
 
@@ -134,10 +142,15 @@ impl ShardWriter {
         }
         self.end_file()?;
         let statistics = self.moments.statistics();
+        let rows_with_coordinates = (self.placed < self.rows).then_some(self.placed);
+        // Older programs can read shards in which all rows have coordinates.
+        let schema_version =
+            if rows_with_coordinates.is_some() { SCHEMA_VERSION } else { SCHEMA_VERSION_WITH_COORDINATES };
         let mut manifest = Manifest {
-            schema_version: SCHEMA_VERSION,
+            schema_version,
             fingerprint: Checksum(0),
             rows: self.rows,
+            rows_with_coordinates,
             width: self.options.width,
             views: self.options.views,
             source: self.options.source.clone(),
@@ -157,10 +170,12 @@ impl ShardWriter {
     fn check(&self, rows: &WriterRows) -> Result<(), ShardsError> {
         let count = rows.ids.len();
         let argument = |reason: String| Err(ShardsError::Argument(format!("{}: {reason}", self.out.display())));
-        if rows.latitudes.len() != count || rows.longitudes.len() != count {
+        let places = self.options.places;
+        let placed = if places == PlacesPresent::None { 0 } else { count };
+        if rows.latitudes.len() != placed || rows.longitudes.len() != placed {
             let (latitudes, longitudes) = (rows.latitudes.len(), rows.longitudes.len());
             return argument(format!(
-                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, wanted the same number"
+                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, wanted {placed} of both"
             ));
         }
         if rows.views.len() != self.options.views as usize {
@@ -174,10 +189,12 @@ impl ShardWriter {
             }
         }
         let bad = |row: usize, column: String, reason: String| Err(ShardsError::bad(self.spot(row, column), reason));
-        if let Some((row, reason)) = checks::first_outside(&rows.latitudes, 90.0, "latitude") {
+        let is_missing =
+            |row: usize| places == PlacesPresent::Some && rows.latitudes[row].is_nan() && rows.longitudes[row].is_nan();
+        if let Some((row, reason)) = checks::first_outside(&rows.latitudes, (90.0, "latitude"), is_missing) {
             return bad(row, "lat".into(), reason);
         }
-        if let Some((row, reason)) = checks::first_outside(&rows.longitudes, 180.0, "longitude") {
+        if let Some((row, reason)) = checks::first_outside(&rows.longitudes, (180.0, "longitude"), is_missing) {
             return bad(row, "lon".into(), reason);
         }
         for (view, values) in rows.views.iter().enumerate() {
@@ -202,10 +219,10 @@ impl ShardWriter {
 
     fn write_group(&mut self) -> Result<(), ShardsError> {
         pulse::advance();
-        let width = self.options.width;
+        let WriterOptions { width, views, places, .. } = self.options;
         if self.file.is_none() {
-            self.file =
-                Some(ShardFileWriter::create(&self.partial, file_name(self.files.len()), width, self.options.views)?);
+            let name = file_name(self.files.len());
+            self.file = Some(ShardFileWriter::create(&self.partial, name, (width, views), places)?);
         }
         let file = self.file.as_mut().expect("a missing file was just created");
         file.write(&mut self.group, &mut self.template)?;

@@ -10,11 +10,12 @@
 //! · f_k)` over the anchors.
 
 use locdiff_core::geo::UnitVector;
+use locdiff_core::parallel::in_parallel;
 use tch::{Kind, TchError, Tensor};
 
 use super::points::no_samples;
 use crate::shdd::decode::refine::{ascend, gradient};
-use crate::shdd::decode::{Anchors, Decoded, Decoder, in_parallel, largest, threads};
+use crate::shdd::decode::{Anchors, Decoded, Decoder, largest, threads};
 use crate::shdd::{Local, ShddError};
 
 // Letters in tensor names: i images, k samples of each image, c coefficients, a anchors, b codes of all samples.

@@ -13,10 +13,11 @@ pub use points::{geometric_median, kernel_medoid, mean_vector, posterior_medoid}
 
 use locdiff_core::config::Aggregator;
 use locdiff_core::geo::UnitVector;
-use tch::Tensor;
+use locdiff_core::parallel::in_parallel;
+use tch::{Kind, Tensor};
 
 use super::ShddError;
-use super::decode::{Decoded, Decoder, in_parallel, threads};
+use super::decode::{Decoded, Decoder, threads};
 
 /// The codes of some images. In the shapes, c is the number of dimensions of a code.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +27,11 @@ pub struct Ensemble<'a> {
     /// The code that the network predicts for each image from pure noise, before any sample is drawn, `[images, c]`.
     /// Only the posterior medoid uses it.
     pub expected_ic: &'a Tensor,
+    /// The score of `expected_ic` at the place of each sample, `[images, samples]`. Computed from the code if `None`.
+    pub expected_ik: Option<&'a Tensor>,
+    /// The weights of the samples, ordered by image and then by sample. Empty if all are equal. Only the medoids use
+    /// them.
+    pub weights: &'a [f64],
 }
 
 /// Returns one place per image. If a code is not finite, the error names its row:
@@ -51,18 +57,29 @@ pub fn aggregate_decoded(
     points: &[UnitVector],
     decoder: &Decoder,
 ) -> Result<Vec<UnitVector>, ShddError> {
-    let Ensemble { codes_ikc, expected_ic } = of;
+    let Ensemble { codes_ikc, expected_ic, expected_ik, weights } = of;
     let [_, samples] = codes::shape(codes_ikc, decoder.anchors())?;
+    let weights_of = |image: usize| weights.get(image * samples..(image + 1) * samples).unwrap_or_default();
     let of_places = match how {
         Aggregator::MeanCode => return Ok(points_of(&mean_code(codes_ikc, decoder)?)),
         Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder, TEMPERING)?)),
         Aggregator::PosteriorMedoid => {
-            let expected = codes::values_at(expected_ic, points, samples, decoder.anchors())?;
-            let images: Vec<_> = points.chunks_exact(samples).zip(expected.chunks_exact(samples)).collect();
-            let answer = |(points, expected): &(&[UnitVector], &[f64])| Ok(points[posterior_medoid(points, expected)?]);
+            let expected = match expected_ik {
+                Some(expected_ik) => Vec::try_from(expected_ik.f_flatten(0, 1)?.f_to_kind(Kind::Double)?)?,
+                None => codes::values_at(expected_ic, points, samples, decoder.anchors())?,
+            };
+            let images: Vec<_> = points.chunks_exact(samples).zip(expected.chunks_exact(samples)).enumerate().collect();
+            let answer = |(image, (points, expected)): &(usize, (&[UnitVector], &[f64]))| {
+                Ok(points[posterior_medoid(points, expected, weights_of(*image))?])
+            };
             return in_parallel(threads(), &images, answer).into_iter().collect();
         }
-        Aggregator::KernelMedoid => |points: &[UnitVector]| Ok(points[kernel_medoid(points)?]),
+        Aggregator::KernelMedoid => {
+            let images: Vec<_> = points.chunks_exact(samples).enumerate().collect();
+            let answer =
+                |(image, points): &(usize, &[UnitVector])| Ok(points[kernel_medoid(points, weights_of(*image))?]);
+            return in_parallel(threads(), &images, answer).into_iter().collect();
+        }
         Aggregator::MeanVector => mean_vector,
         Aggregator::GeometricMedian => geometric_median,
     };

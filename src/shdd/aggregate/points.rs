@@ -31,7 +31,7 @@ const TIE: f64 = 1e-12;
 /// The direction of the sum of all unit vectors. If the sum is almost 0, such as for antipodal samples, returns the
 /// kernel medoid instead.
 pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
-    let medoid = kernel_medoid(points)?;
+    let medoid = kernel_medoid(points, &[])?;
     let sum = points.iter().fold([0.0; 3], |sum, point| add(sum, point.xyz(), 1.0));
     if norm(sum) < MEAN_LENGTH_MIN * points.len() as f64 {
         return Ok(points[medoid]);
@@ -60,9 +60,10 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> 
 
 /// The index of the sample with the densest surroundings. The density around a sample is
 /// `Σ (exp(-d / 50 km) + exp(-d / 500 km))`, where d runs over the distances from this sample to all samples. If
-/// several samples have the largest density, the first of them is chosen.
-pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
-    weighted_medoid(points, |_| 1.0)
+/// several samples have the largest density, the first of them is chosen. In the sums, each sample has its weight in
+/// `weights`, or 1 if `weights` is empty.
+pub fn kernel_medoid(points: &[UnitVector], weights: &[f64]) -> Result<usize, ShddError> {
+    weighted_medoid(points, |sample| weights.get(sample).copied().unwrap_or(1.0))
 }
 
 /// Like [`kernel_medoid`], but each sample has a weight in the sums. `expected` holds the density that the network
@@ -73,9 +74,12 @@ pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
 /// probable. `expected` does not depend on the ensemble: it comes from the code that the network predicts from pure
 /// noise, which is the mean code over all probable places. This code is coarse but has no sampling error, so samples in
 /// improbable regions get small weights.
-pub fn posterior_medoid(points: &[UnitVector], expected: &[f64]) -> Result<usize, ShddError> {
+///
+/// Each of these weights is multiplied by the weight of the sample in `weights`, if `weights` is not empty.
+pub fn posterior_medoid(points: &[UnitVector], expected: &[f64], weights: &[f64]) -> Result<usize, ShddError> {
     let most = expected.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    weighted_medoid(points, |sample| (expected[sample] / most).max(EXPECTED_MIN).powi(2))
+    let own = |sample: usize| weights.get(sample).copied().unwrap_or(1.0);
+    weighted_medoid(points, |sample| own(sample) * (expected[sample] / most).max(EXPECTED_MIN).powi(2))
 }
 
 fn weighted_medoid(points: &[UnitVector], weight: impl Fn(usize) -> f64) -> Result<usize, ShddError> {

@@ -109,6 +109,8 @@ pub struct Anchors {
     coarse: Coarse,
     budget: Budget,
     kept_ac: Option<Tensor>,
+    /// Added to the scores, f32 `[a]`; `None` if nothing is.
+    added_a: Option<Tensor>,
 }
 
 /// The least number of grid points with which refinement reliably reaches the mode: 4 (L+1)².
@@ -149,7 +151,7 @@ impl Anchors {
             return Err(ShddError::Bad("decoder: 0 anchors, wanted at least 1".to_owned()));
         }
         let source = SourcePoints::new(basis, points, filter, device)?;
-        let mut anchors = Self { source, coarse, budget, kept_ac: None };
+        let mut anchors = Self { source, coarse, budget, kept_ac: None, added_a: None };
         let (count, dims) = (anchors.points().len(), anchors.dims());
         if count * dims * coarse.kind().elt_size_in_bytes() <= budget.kept_bytes_max {
             let rows = count.next_multiple_of(TILE_MULTIPLE) as i64;
@@ -166,6 +168,17 @@ impl Anchors {
     /// Anchors on a uniform grid of `count` points. [`grid_points_min`] says how many points refinement needs.
     pub fn grid(basis: Basis, count: usize, device: Device) -> Result<Self, ShddError> {
         Self::new(basis, fibonacci_grid(count), device, Coarse::of(device), Budget::of(device))
+    }
+
+    /// Adds numbers to the scores that [`Self::best`] compares, one for each anchor.
+    #[must_use = "the anchors are returned"]
+    pub fn with_added(self, added: &[f32]) -> Result<Self, ShddError> {
+        let (got, want) = (added.len(), self.points().len());
+        if got != want {
+            return Err(ShddError::Bad(format!("decoder: {got} numbers to add to the scores of {want} anchors")));
+        }
+        let added_a = Some(Tensor::f_from_slice(added)?.f_to_device(self.device())?);
+        Ok(Self { added_a, ..self })
     }
 
     /// The points of the anchors.
@@ -274,6 +287,12 @@ impl Anchors {
         Ok(factor_b1.map_or(Ok(scores_ba.shallow_clone()), |factor_b1| scores_ba.f_mul(&factor_b1))?)
     }
 
+    /// The scores of the anchors `anchors_bk` for each code, computed from f32 harmonics. See
+    /// [`SourcePoints::scores_at`].
+    pub(super) fn scores_at(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, ShddError> {
+        self.source.scores_at(codes_bc, anchors_bk)
+    }
+
     /// Whether the best anchors are rescored. On CUDA, they are rescored even if the coarse pass uses f32, because the
     /// process may have enabled TF32.
     fn rescores(&self) -> bool {
@@ -352,10 +371,11 @@ impl Anchors {
     /// merged with the best anchors of the earlier tiles. If the coarse pass uses f16, the scores of each code are
     /// divided by the largest absolute value in the code.
     fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
-        let (narrow_bc, _) = self.narrowed(codes_bc)?;
+        let (narrow_bc, factor_b1) = self.narrowed(codes_bc)?;
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {
             let tile_ba = self.tile_scores(&narrow_bc, &range)?;
+            self.add_to_tile(&tile_ba, factor_b1.as_ref(), &range)?;
             let (scores_bk, positions_bk) = largest_columns(&tile_ba, count.min(range.len()))?;
             let anchors_bk = positions_bk.f_add_scalar(range.start as i64)?;
             let Some((old_scores, old_anchors)) = &best else {
@@ -372,6 +392,18 @@ impl Anchors {
         Ok((scores_bk, anchors_bk.f_clamp_max(self.points().len() as i64 - 1)?))
     }
 
+    /// Adds the numbers of [`Self::with_added`] to the scores of a tile. If the scores of each code are divided by a
+    /// factor, so are the numbers.
+    fn add_to_tile(&self, tile_ba: &Tensor, factor_b1: Option<&Tensor>, range: &Range<usize>) -> Result<(), TchError> {
+        let Some(added_a) = &self.added_a else { return Ok(()) };
+        let added_1a = rows_of(added_a, range)?.f_unsqueeze(0)?;
+        let mut own_ba = tile_ba.f_narrow(1, 0, range.len() as i64)?;
+        match factor_b1 {
+            Some(factor_b1) => own_ba.f_addcdiv_(&added_1a, factor_b1).map(drop),
+            None => own_ba.f_add_(&added_1a).map(drop),
+        }
+    }
+
     /// Rescores the candidates if necessary, and sorts them by score and then by index.
     fn sorted(
         &self,
@@ -380,10 +412,13 @@ impl Anchors {
         anchors_bk: &Tensor,
     ) -> Result<(Tensor, Tensor), ShddError> {
         let (anchors_bk, order_bk) = anchors_bk.f_sort(1, false)?;
-        let scores_bk = if self.rescores() {
-            self.source.scores_at(codes_bc, &anchors_bk)?
-        } else {
-            scores_bk.f_gather(1, &order_bk, false)?
+        let scores_bk = match (self.rescores(), &self.added_a) {
+            (false, _) => scores_bk.f_gather(1, &order_bk, false)?,
+            (true, None) => self.source.scores_at(codes_bc, &anchors_bk)?,
+            (true, Some(added_a)) => {
+                let added_bk = added_a.f_index_select(0, &anchors_bk.f_flatten(0, 1)?)?.f_view_as(&anchors_bk)?;
+                self.source.scores_at(codes_bc, &anchors_bk)?.f_add(&added_bk)?
+            }
         };
         let (scores_bk, order_bk) = scores_bk.f_sort_stable(true, 1, true)?;
         Ok((scores_bk, anchors_bk.f_gather(1, &order_bk, false)?))

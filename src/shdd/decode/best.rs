@@ -22,6 +22,8 @@ pub struct BestAnchors {
 pub struct PendingBest {
     /// The scores and indices of the best anchors of each code, and an upper bound of all scores of each code.
     found: Readback,
+    /// The indices on the device.
+    anchors_bk: Tensor,
     /// Number of anchors of each code.
     count: usize,
 }
@@ -30,7 +32,13 @@ impl PendingBest {
     /// Starts to copy the results to main memory.
     pub(super) fn new(scores_bk: &Tensor, anchors_bk: &Tensor, bounds_b: &Tensor) -> Result<Self, ShddError> {
         let count = scores_bk.size()[1] as usize;
-        Ok(Self { found: Readback::start(&[scores_bk, anchors_bk, bounds_b])?, count })
+        let found = Readback::start(&[scores_bk, anchors_bk, bounds_b])?;
+        Ok(Self { found, anchors_bk: anchors_bk.shallow_clone(), count })
+    }
+
+    /// The indices of the best anchors of each code, on the device.
+    pub(super) fn anchors(&self) -> &Tensor {
+        &self.anchors_bk
     }
 
     /// Waits for the device. Returns an error if a code is not finite, or so large that its scores could overflow.

@@ -2,11 +2,14 @@
 //! optionally refines the place.
 
 use locdiff_core::geo::UnitVector;
+use locdiff_core::parallel::in_parallel;
+use locdiff_core::pulse;
 use tch::Tensor;
 
 use super::anchors::{Anchors, ranges, rows_of};
 use super::best::PendingBest;
 use super::neighbourhood::Neighbourhood;
+use super::prior::DecoderPrior;
 use super::refine::refine;
 use super::source::flat;
 use crate::native::cuda::Readback;
@@ -42,6 +45,7 @@ pub struct Decoder {
     anchors: Anchors,
     neighbourhood: Option<Neighbourhood>,
     refines: bool,
+    prior: Option<DecoderPrior>,
 }
 
 impl Decoder {
@@ -51,7 +55,21 @@ impl Decoder {
     pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, ShddError> {
         let neighbourhood =
             if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };
-        Ok(Self { anchors, neighbourhood, refines })
+        Ok(Self { anchors, neighbourhood, refines, prior: None })
+    }
+
+    /// Decodes to the place where the product of density and prior is largest. All anchors must have a positive prior.
+    /// A decoder with a neighbourhood ignores the prior.
+    pub fn with_prior(self, prior: DecoderPrior) -> Result<Self, ShddError> {
+        let added = |point: &UnitVector| {
+            pulse::advance();
+            prior.added_at(*point) as f32
+        };
+        let added: Vec<f32> = self.anchors.points().iter().map(added).collect();
+        // Without differences, scores need not be changed.
+        let anchors =
+            if added.iter().all(|value| *value == 0.0) { self.anchors } else { self.anchors.with_added(&added)? };
+        Ok(Self { anchors, prior: Some(prior), ..self })
     }
 
     /// The anchors.
@@ -79,6 +97,16 @@ impl Decoder {
         let best = if self.neighbourhood.is_none() { Some(self.anchors.start_best(codes_bc, 1)?) } else { None };
         let codes = if self.refines { Some(Readback::start(&[codes_bc])?) } else { None };
         Ok(Decoding { codes_bc: codes_bc.shallow_clone(), best, codes })
+    }
+
+    /// On CUDA, starts to compute the scores of other codes at the places that are being decoded: code i of `others_ic`
+    /// at the places of k codes in a row, `[i, k]`. Returns `None` if the device does not find the places: on the CPU,
+    /// and if the decoder refines or has a neighbourhood.
+    pub fn start_scores(&self, decoding: &Decoding, others_ic: &Tensor) -> Result<Option<Tensor>, ShddError> {
+        let on_device = self.anchors.device().is_cuda() && !self.refines;
+        let Some(best) = decoding.best.as_ref().filter(|_| on_device) else { return Ok(None) };
+        let anchors_ik = best.anchors().f_view([others_ic.size()[0], -1])?;
+        Ok(Some(self.anchors.scores_at(others_ic, &anchors_ik)?))
     }
 
     /// Waits for the device, and does the rest of the work on the CPU.
@@ -111,14 +139,18 @@ impl Decoder {
     }
 
     fn refined(&self, codes_bc: &Tensor, found: &[Decoded]) -> Result<Vec<Decoded>, ShddError> {
-        let basis = self.anchors.basis();
+        let (basis, prior) = (self.anchors.basis(), self.prior.as_ref());
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
             let codes = self.anchors.whole_codes::<f64>(&rows_of(codes_bc, &range)?)?;
             let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
             let results: Vec<Result<Decoded, ShddError>> = in_parallel(threads(), &tasks, |(start, code)| {
                 let end = refine(basis, code, start.point)?;
-                Ok(Decoded { point: end.point, score: end.value, converged: end.converged, ..**start })
+                let (point, score) = match prior {
+                    Some(prior) => prior.best_before(basis, code, start.point, (end.point, end.value))?,
+                    None => (end.point, end.value),
+                };
+                Ok(Decoded { point, score, converged: end.converged, ..**start })
             });
             for result in results {
                 refined.push(result?);
@@ -143,17 +175,4 @@ pub(in crate::shdd) fn threads() -> usize {
         0 => of_libtorch,
         gpus => of_libtorch.max(std::thread::available_parallelism().map_or(1, usize::from) / gpus),
     }
-}
-
-/// Applies `work` to each task on `threads` threads. Results are in the order of the tasks.
-pub(crate) fn in_parallel<T: Sync, R: Send>(threads: usize, tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let share = tasks.len().div_ceil(threads.max(1)).max(1);
-    std::thread::scope(|scope| {
-        let parts: Vec<_> = tasks.chunks(share).map(|part| scope.spawn(|| part.iter().map(&work).collect())).collect();
-        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<R>>| match part.join() {
-            Ok(results) => results,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        parts.into_iter().flat_map(join).collect()
-    })
 }

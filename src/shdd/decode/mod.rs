@@ -5,7 +5,8 @@
 //!   computed from 16-bit numbers, and the best anchors are scored again more exactly.
 //! - [`neighbourhood`]: sums exp(score) over all anchors within a radius, in log space.
 //! - [`refine()`]: climbs from the best anchor to the mode on the continuous sphere, in f64.
-//! - [`Decoder`]: combines the three stages.
+//! - [`DecoderPrior`]: what is known about the place besides the code.
+//! - [`Decoder`]: combines these stages.
 //!
 //! Codes are not scaled by [`CODE_SCALE`](super::CODE_SCALE). With a [`Filter`](super::Filter), codes and the harmonics
 //! of the anchors hold only the kept dimensions. Refinement uses whole codes, with zeros in the dropped dimensions.
@@ -15,13 +16,14 @@ mod best;
 mod columns;
 mod decoder;
 pub mod neighbourhood;
+mod prior;
 pub mod refine;
 mod source;
 
 pub use anchors::{Anchors, Budget, Coarse, grid_points_min};
 pub use best::{BestAnchors, PendingBest};
-pub(crate) use decoder::in_parallel;
 pub use decoder::{Decoded, Decoder, Decoding};
 pub(in crate::shdd) use decoder::{largest, threads};
 pub use neighbourhood::Neighbourhood;
+pub use prior::DecoderPrior;
 pub use refine::{Refined, refine};

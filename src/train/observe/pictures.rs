@@ -1,7 +1,7 @@
 //! Pictures of the quick evaluation: answers on a map, and the density of one sample while it is denoised.
 // Letters in tensor names: s sampler steps, n points of the map, d dimensions of the code.
 
-use locdiff_core::draw::{Answer, Frame, Picture, density_strip, field_points};
+use locdiff_core::draw::{Answer, Frame, Picture, density_strip, field_points, spread};
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
@@ -54,24 +54,9 @@ fn scores(codes: &Codes, predicted_sd: &Tensor, points: &[UnitVector]) -> Result
     Ok(Vec::<Vec<f32>>::try_from(scores_sn)?)
 }
 
-/// Selects `wanted` of `count` positions, evenly spaced from the first to the last. If `count` is smaller than
-/// `wanted`, selects all positions.
-fn spread(count: usize, wanted: usize) -> impl Iterator<Item = usize> {
-    let wanted = wanted.min(count);
-    (0..wanted).map(move |index| if wanted == 1 { count - 1 } else { index * (count - 1) / (wanted - 1) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn spread_includes_the_first_and_the_last_step() {
-        assert_eq!(spread(20, 8).collect::<Vec<_>>(), [0, 2, 5, 8, 10, 13, 16, 19]);
-        assert_eq!(spread(3, 8).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(spread(1, 8).collect::<Vec<_>>(), [0]);
-        assert_eq!(spread(0, 8).count(), 0);
-    }
 
     #[test]
     fn density_of_a_clean_code_is_highest_at_its_place() {

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::{Float32Type, UInt8Type, UInt64Type};
 use locdiff_core::exit_code::ExitCode;
+use locdiff_core::geo::order_and_cell;
 use nix::sys::signal::Signal;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
@@ -15,7 +16,7 @@ use crate::small_shards;
 use crate::stage::{Stage, eventually, signal, wait};
 
 /// A stage with a calibrated run.
-fn calibrated() -> Stage {
+pub(super) fn calibrated() -> Stage {
     let stage = stage();
     small_shards::build(&stage, "validation", 4000..4400, 1, false);
     stage.run("--set shards.validation=shards/validation eval --calibrate").exits_with(ExitCode::Success);
@@ -57,6 +58,7 @@ fn fitted_temperature_beats_all_others_and_eval_checks_the_calibration() {
     assert!(svg.starts_with("<svg") && svg.contains("LocDiff (L = 8)"), "{svg}");
     let page = read(&stage, "report.html");
     assert!(page.contains("id=\"calibration\""), "the page has no section about the calibration");
+    agrees_with_predict(&stage);
     // Neither the number of workers nor the kind of task changes a likelihood.
     let ran = stage.run("--json --workers 2 eval");
     assert_eq!(ran.exits_with(ExitCode::Success).json()["likelihood"], *likelihood);
@@ -70,11 +72,35 @@ fn fitted_temperature_beats_all_others_and_eval_checks_the_calibration() {
     stage.run("eval").exits_with(ExitCode::Corrupt).stderr_has("calibration.json");
 }
 
-/// For each id of a file of densities: the number of cells, and the sum of their probabilities.
-fn sums(stage: &Stage, name: &str) -> BTreeMap<String, (usize, f64)> {
+/// Checks that the density of a report photo at the last denoising step is the one that `predict` gives.
+fn agrees_with_predict(stage: &Stage) {
+    stage.run("predict shards/test --out out.csv --density density.parquet").exits_with(ExitCode::Success);
+    let predicted = densities(stage, "density.parquet");
+    let file: Value = serde_json::from_str(&read(stage, "images.json")).expect("the file is valid JSON");
+    let images = file["images"].as_array().expect("the file has a list");
+    assert_eq!(images.len(), 12);
+    let ends = |order: u32, cell: u64| [cell, cell + 1].map(|cell| cell << (2 * (12 - order)));
+    for image in images {
+        let finer = &predicted[image["id"].as_str().expect("an id is text")];
+        let last = image["steps"].as_array().and_then(|steps| steps.last()).expect("there are steps");
+        for cell in last["cells"].as_array().expect("a step has cells") {
+            let (order, own) = order_and_cell(cell[0].as_u64().expect("it is the number of a cell"));
+            let [first, end] = ends(order, own);
+            let within = finer.iter().filter(|(order, cell, _)| {
+                let [from, to] = ends(u32::from(*order), *cell);
+                from >= first && to <= end
+            });
+            let wanted: f64 = within.map(|(_, _, probability)| f64::from(*probability)).sum();
+            assert!((number(&cell[1]) - wanted).abs() < 1.1e-5, "{cell}: {wanted} in the file of `predict`");
+        }
+    }
+}
+
+/// For each id of a file of densities: the order, the number and the probability of each cell.
+pub(super) fn densities(stage: &Stage, name: &str) -> BTreeMap<String, Vec<(u8, u64, f32)>> {
     let file = std::fs::File::open(stage.path().join(name)).expect("the file was written");
     let reader = ParquetRecordBatchReaderBuilder::try_new(file).and_then(|builder| builder.build());
-    let mut sums: BTreeMap<String, (usize, f64)> = BTreeMap::new();
+    let mut found: BTreeMap<String, Vec<(u8, u64, f32)>> = BTreeMap::new();
     for batch in reader.expect("the file is valid Parquet") {
         let batch = batch.expect("the file is valid Parquet");
         let column = |name: &str| batch.column_by_name(name).unwrap_or_else(|| panic!("no column {name}"));
@@ -83,11 +109,11 @@ fn sums(stage: &Stage, name: &str) -> BTreeMap<String, (usize, f64)> {
         let probabilities = column("probability").as_primitive::<Float32Type>();
         for row in 0..batch.num_rows() {
             assert!(cells.value(row) < 12 << (2 * orders.value(row)), "there is no such cell");
-            let sum = sums.entry(ids.value(row).to_owned()).or_default();
-            *sum = (sum.0 + 1, sum.1 + f64::from(probabilities.value(row)));
+            let cell = (orders.value(row), cells.value(row), probabilities.value(row));
+            found.entry(ids.value(row).to_owned()).or_default().push(cell);
         }
     }
-    sums
+    found
 }
 
 #[test]
@@ -95,9 +121,12 @@ fn densities_are_complete_and_the_same_with_any_number_of_workers_and_after_a_ki
     let stage = calibrated();
     small_shards::build(&stage, "many", 1000..2500, 1, false);
     stage.run("predict shards/many --out whole.csv --density whole.parquet").exits_with(ExitCode::Success);
-    let found = sums(&stage, "whole.parquet");
+    let found = densities(&stage, "whole.parquet");
     assert_eq!(found.len(), 1500);
-    assert!(found.values().all(|(cells, sum)| *cells > 12 && (sum - 1.0).abs() < 1e-4), "{found:?}");
+    for (id, cells) in found {
+        let sum: f64 = cells.iter().map(|(_, _, probability)| f64::from(*probability)).sum();
+        assert!(cells.len() > 12 && (sum - 1.0).abs() < 1e-4, "{id}: {} cells, {sum}", cells.len());
+    }
 
     let mut command = stage.command("--workers 2 predict shards/many --out out.csv --density new/density.parquet");
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can start");
@@ -123,7 +152,7 @@ fn densities_without_a_temperature_or_with_a_bad_name_are_refused() {
         stage.run(&format!("predict shards/test {line}")).exits_with(code).stderr_has(words);
         assert!(!stage.path().join("a.csv.partial").exists(), "{line}: a refused command left a folder");
     };
-    refused("--out a.csv --density d.parquet", ExitCode::NoData, "measure it with `eval --calibrate`");
+    refused("--out a.csv --density d.parquet", ExitCode::NoData, "`eval --calibrate` measures the radii");
     refused("--out a.csv --density d.csv", ExitCode::Usage, "ends in .parquet");
     refused("--out a.parquet --density ./a.parquet", ExitCode::Usage, "name the same file");
     refused("--density d.parquet", ExitCode::Usage, "--out");

@@ -22,6 +22,7 @@ fn number_of_workers_does_not_change_any_answer() {
         let files = [
             "truth.csv",
             "samples.csv",
+            "images.json",
             "predictions-retrieval.csv",
             "predictions-retrieval-consensus.csv",
             "predictions-locdiff.csv",

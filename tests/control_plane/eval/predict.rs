@@ -1,15 +1,18 @@
 //! Tests of `predict`, and of the radii that `eval --calibrate` measures.
 
+mod exported;
+mod prior;
+mod resume;
+
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use locdiff_core::exit_code::ExitCode;
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::support::{read, stage};
+use super::support::{BASE, read, stage};
 use crate::small_shards::{self, WIDTH, embedding, npy};
-use crate::stage::{Ran, Stage, eventually, signal, wait};
+use crate::stage::{Ran, Stage};
 
 /// Runs a command with `input` as its stdin.
 fn fed(mut command: Command, input: &str) -> Ran {
@@ -58,55 +61,37 @@ fn predictions_equal_the_answers_of_eval_with_any_number_of_workers_and_in_any_c
     }
     assert!(!stage.path().join("out.csv.partial").exists());
 
-    // The same rows in reverse order and without coordinates, and one at a time.
+    // The same rows in another order, without coordinates and through stdin; then one at a time.
     let rows: Vec<usize> = (1000..1100).collect();
     small_shards::build(&stage, "alone", 1000..1100, 1, false);
-    stage.run("predict shards/alone --out alone.csv").exits_with(ExitCode::Success);
-    let alone = places(&file(&stage, "alone.csv"));
-    let numbers: Vec<f32> = rows.iter().rev().flat_map(|row| embedding(*row, 0)).collect();
-    std::fs::write(stage.path().join("reversed.npy"), npy(&numbers, WIDTH)).expect("the test folder is writable");
-    stage.run("predict reversed.npy --out reversed.csv").exits_with(ExitCode::Success);
-    let reversed = places(&file(&stage, "reversed.csv"));
-    assert_eq!(reversed[99][0], "99");
-    for (one, other) in alone.iter().zip(reversed.iter().rev()) {
-        assert_eq!(one[1..], other[1..], "{}", one[0]);
-    }
-    for index in [0, 41, 99] {
-        let numbers: Vec<String> = embedding(rows[index], 0).map(|number| number.to_string()).collect();
-        let ran = fed(stage.command("predict -"), &format!("[{}]\n", numbers.join(", ")));
-        ran.exits_with(ExitCode::Success).stderr_has("1 prediction\n");
-        let found: Value = serde_json::from_str(ran.stdout.trim()).expect("stdout is one JSON object");
-        let got = ["lat", "lon"].map(|key| format!("{:.8}", found[key].as_f64().expect("the place is a number")));
-        assert_eq!(got, alone[index][1..]);
-    }
-}
-
-#[test]
-fn killed_predictions_go_on_and_give_the_same_bytes() {
-    let stage = stage();
-    small_shards::build(&stage, "many", 1000..3000, 1, false);
-    stage.run("predict shards/many --out whole.parquet").exits_with(ExitCode::Success);
-    let pieces = || {
-        let entries = std::fs::read_dir(stage.path().join("out.parquet.partial")).into_iter().flatten().flatten();
-        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("piece-")).count()
+    let object = |row: usize| {
+        let numbers: Vec<String> = embedding(row, 0).map(|number| number.to_string()).collect();
+        format!("{{\"id\": \"photo-{row}\", \"embedding\": [{}]}}\n", numbers.join(", "))
     };
-    for wanted in [1, 3, 5] {
-        let mut command = stage.command("--workers 2 predict shards/many --out out.parquet");
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can start");
-        eventually("some pieces are complete", || pieces() >= wanted);
-        signal(child.id(), Signal::SIGKILL);
-        wait(&mut child);
-        assert!(!stage.path().join("out.parquet").exists(), "the prediction ended before it was killed");
+    for flag in ["--samples", "--hybrid"] {
+        stage.run(&format!("predict shards/alone {flag} --overwrite --out alone.csv")).exits_with(ExitCode::Success);
+        let mixed: String = (0..100).map(|index| object(rows[index * 37 % 100])).collect();
+        let command = stage.command(&format!("--workers 2 predict - {flag} --overwrite --out mixed.csv"));
+        fed(command, &mixed).exits_with(ExitCode::Success);
+        let sorted = |name: &str| {
+            let mut lines: Vec<String> = file(&stage, name).lines().map(str::to_owned).collect();
+            lines.sort_unstable();
+            lines
+        };
+        assert_eq!(sorted("alone.csv"), sorted("mixed.csv"), "{flag}");
+        assert_ne!(file(&stage, "alone.csv"), file(&stage, "mixed.csv"));
     }
-    let ran = stage.run("--set eval.samples=8 predict shards/many --out out.parquet");
-    ran.exits_with(ExitCode::Exists).stderr_has("another value of `settings`");
-    let ran = stage.run("predict shards/many --out out.parquet");
-    ran.exits_with(ExitCode::Success);
-    assert!(ran.stdout.contains("resuming: "), "{}", ran.stdout);
-    let [whole, resumed] = ["whole.parquet", "out.parquet"].map(|name| std::fs::read(stage.path().join(name)));
-    assert_eq!(whole.expect("the file was written"), resumed.expect("the file was written"));
-    assert!(!stage.path().join("out.parquet.partial").exists());
-    stage.run("predict shards/many --out out.parquet").exits_with(ExitCode::Exists).stderr_has("use --overwrite");
+    let alone = file(&stage, "alone.csv");
+    for index in [0, 99] {
+        let command = stage.command("predict - --hybrid --overwrite --out one.csv");
+        fed(command, &object(rows[index])).exits_with(ExitCode::Success);
+        assert_eq!(file(&stage, "one.csv").lines().nth(1), alone.lines().nth(index + 1));
+    }
+    let ran = fed(stage.command("predict - --hybrid"), &object(rows[41]));
+    ran.exits_with(ExitCode::Success).stderr_has("1 prediction\n");
+    let found: Value = serde_json::from_str(ran.stdout.trim()).expect("stdout is one JSON object");
+    let got = ["lat", "lon"].map(|key| format!("{:.8}", found[key].as_f64().expect("the place is a number")));
+    assert_eq!(got, places(&alone)[41][1..]);
 }
 
 #[test]
@@ -159,7 +144,7 @@ fn radii_are_measured_on_validation_photos_and_belong_to_their_settings() {
     let stage = stage();
     small_shards::build(&stage, "validation", 4000..4400, 1, false);
     let ran = stage.run("--json predict shards/test --out before.csv");
-    ran.exits_with(ExitCode::Success).stderr_has("`eval --calibrate` measures them");
+    ran.exits_with(ExitCode::Success).stderr_has("`eval --calibrate` measures the radii");
     assert_eq!(ran.json()["calibrated"], false);
     let ran = stage.run("--json --set shards.validation=shards/validation eval --calibrate");
     ran.exits_with(ExitCode::Success).stderr_has("radii in checkpoints/small/eval/calibration.json");
@@ -181,4 +166,52 @@ fn radii_are_measured_on_validation_photos_and_belong_to_their_settings() {
     small_shards::build(&stage, "few", 4000..4150, 1, false);
     let ran = stage.run("--json --set shards.validation=shards/few eval --calibrate");
     ran.exits_with(ExitCode::NoData).stderr_has("150 usable photos, wanted at least 200");
+}
+
+/// Shards of embeddings alone, and shards of a table in which some rows have no coordinates.
+#[test]
+fn shards_without_coordinates_are_for_predict_and_other_commands_say_so() {
+    let stage = stage();
+    let rows = 1000..1150;
+    let numbers: Vec<f32> = rows.clone().flat_map(|row| embedding(row, 0)).collect();
+    std::fs::write(stage.path().join("photos.npy"), npy(&numbers, WIDTH)).expect("the test folder is writable");
+    let line = |row: usize| {
+        let (latitude, longitude) = small_shards::place(row);
+        if row.is_multiple_of(3) { format!("photo-{row},,\n") } else { format!("photo-{row},{latitude},{longitude}\n") }
+    };
+    let text = "id,lat,lon\n".to_owned() + &rows.map(line).collect::<String>();
+    std::fs::write(stage.path().join("table.csv"), text).expect("the test folder is writable");
+    let build = |more: &str| stage.run(&format!("--device cpu shards build --embeddings photos.npy {more}"));
+    build("--out shards/bare").exits_with(ExitCode::Success);
+    build("--table table.csv --places some --out shards/some").exits_with(ExitCode::Success);
+    build("--table table.csv --places none --out shards/ids").exits_with(ExitCode::Success);
+    build("--table table.csv --out shards/all").exits_with(ExitCode::BadData).stderr_has("row 2: `lat` is ``");
+    build("--places all --out shards/x").exits_with(ExitCode::Usage).stderr_has("give a --table");
+
+    let [bare, some, ids] = ["bare", "some", "ids"].map(|name| {
+        stage.run(&format!("predict shards/{name} --out {name}.csv")).exits_with(ExitCode::Success);
+        places(&file(&stage, &format!("{name}.csv")))
+    });
+    assert_eq!((bare.len(), &*bare[7][0], &*some[7][0]), (150, "7", "photo-1007"));
+    assert_eq!(some, ids);
+    assert!(bare.iter().zip(&some).all(|(one, other)| one[1..] == other[1..]));
+
+    let ran = stage.run("--device cpu --json shards inspect shards/some");
+    assert_eq!(ran.exits_with(ExitCode::Success).json()["rows_with_coordinates"], 100);
+    let ran = stage.run("--device cpu shards inspect shards/bare");
+    assert!(ran.exits_with(ExitCode::Success).stdout.contains("latitude      none"), "{}", ran.stdout);
+    for (name, shown) in [("bare", "150 rows without coordinates"), ("some", "150 rows (100 with coordinates)")] {
+        let ran = stage.run(&format!("--device cpu shards verify shards/{name}"));
+        assert!(ran.exits_with(ExitCode::Success).stdout.contains(shown), "{}", ran.stdout);
+    }
+    let refused = "shards/bare: the shards have no coordinates, so only `predict` can use them";
+    for line in ["shards verify shards/bare --epochs 1", "--set shards.test=shards/bare eval"] {
+        stage.run(&format!("--device cpu {line}")).exits_with(ExitCode::BadData).stderr_has(refused);
+    }
+    let line = BASE.replace("--run small", "--run other") + " --set shards.train=shards/bare train";
+    stage.run(&line).exits_with(ExitCode::BadData).stderr_has(refused);
+    let ran = stage.run("--set shards.test=shards/some eval");
+    ran.exits_with(ExitCode::BadData).stderr_has("shards/some: only 100 rows have coordinates");
+    let ran = stage.run("--json --set shards.test=shards/some --set shards.on_bad_rows=skip eval");
+    assert_eq!(ran.exits_with(ExitCode::Success).json()["data"]["rows"], 100);
 }

@@ -1,9 +1,10 @@
-//! Tests of `serve`: the bytes of its answers, bad requests, ends of its worker, and its page in a browser.
+//! Tests of `serve`: the bytes of its answers, bad requests, ends of its worker, and its page in a browser (`page`).
+
+mod page;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,9 @@ use locdiff_core::random::{SPLITMIX_INCREMENT, splitmix};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::support::{browse, stage};
-use crate::small_shards::{self, WIDTH, embedding, npy};
+use super::density::{calibrated, densities};
+use super::support::stage;
+use crate::small_shards::{WIDTH, embedding, npy};
 use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
 
 /// Longest time until a service is back after the end of its worker. It takes about a second, but other tests may use the
@@ -21,14 +23,14 @@ use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
 const BACK_WITHIN: Duration = Duration::from_secs(20);
 
 /// A running service.
-struct Service {
+pub(super) struct Service {
     child: Child,
     port: u16,
 }
 
 impl Service {
     /// Starts `serve` with more flags, and waits until it is ready.
-    fn start(stage: &Stage, flags: &str) -> Self {
+    pub(super) fn start(stage: &Stage, flags: &str) -> Self {
         let bind = if flags.contains("--bind") { "" } else { "--bind 127.0.0.1:0" };
         let mut command = stage.command(&format!("--json serve {bind} {flags}"));
         let errors = std::fs::File::create(stage.path().join("serve.log")).expect("the test folder is writable");
@@ -46,7 +48,7 @@ impl Service {
         workers_of(self.child.id())[0]
     }
 
-    fn post(&self, body: &str) -> (u16, String) {
+    pub(super) fn post(&self, body: &str) -> (u16, String) {
         self.send(post_text(self.port, body).as_bytes())
     }
 
@@ -63,7 +65,7 @@ impl Service {
     }
 
     /// Sends a signal and returns the exit code.
-    fn end(mut self, with: Signal) -> Option<i32> {
+    pub(super) fn end(mut self, with: Signal) -> Option<i32> {
         let worker = self.worker();
         signal(self.child.id(), with);
         let code = wait(&mut self.child);
@@ -85,7 +87,7 @@ fn post_text(port: u16, body: &str) -> String {
 }
 
 /// An embedding as a JSON list.
-fn numbers(row: usize) -> String {
+pub(super) fn numbers(row: usize) -> String {
     json!(embedding(row, 0).collect::<Vec<f32>>()).to_string()
 }
 
@@ -96,12 +98,12 @@ fn error_of((status, body): &(u16, String)) -> (u16, String) {
 
 #[test]
 fn answers_have_the_bytes_of_predict_alone_in_a_batch_and_among_other_clients() {
-    let stage = stage();
-    small_shards::build(&stage, "validation", 4000..4400, 1, false);
-    stage.run("--set shards.validation=shards/validation eval --calibrate").exits_with(ExitCode::Success);
+    let stage = calibrated();
     let rows: Vec<usize> = (1000..1030).collect();
     let all: Vec<f32> = rows.iter().flat_map(|row| embedding(*row, 0)).collect();
     std::fs::write(stage.path().join("photos.npy"), npy(&all, WIDTH)).expect("the test folder is writable");
+    stage.run("predict photos.npy --out a.csv --density density.parquet").exits_with(ExitCode::Success);
+    let cells = densities(&stage, "density.parquet");
     for flag in ["", "--hybrid"] {
         let ran = stage.run(&format!("predict photos.npy --samples {flag}"));
         let lines: Vec<&str> = ran.exits_with(ExitCode::Success).stdout.lines().collect();
@@ -121,12 +123,33 @@ fn answers_have_the_bytes_of_predict_alone_in_a_batch_and_among_other_clients() 
         std::thread::scope(|scope| {
             (0..30).for_each(|at| drop(scope.spawn(move || alone(at))));
         });
+        let dense = |at: usize| {
+            let body = format!("{{\"embeddings\": [{}], \"density\": true}}", embeddings[at]);
+            let answer = service.post(&body);
+            if flag == "--hybrid" {
+                assert!(matches!(error_of(&answer), (400, text) if text.contains("`eval --calibrate`")), "{answer:?}");
+                return;
+            }
+            let found: Value = serde_json::from_str(&answer.1).expect("the answer is JSON");
+            let mut wanted: Value = serde_json::from_str(lines[at]).expect("the line is JSON");
+            wanted["id"] = json!("0");
+            wanted.as_object_mut().expect("it is an object").remove("samples");
+            let mut row = found["rows"][0].clone();
+            let density = row.as_object_mut().expect("it is an object").remove("density");
+            let density: Vec<(u8, u64, f32)> =
+                serde_json::from_value(density.unwrap_or_default()).expect("the density is a list of cells");
+            assert!(row == wanted && density == cells[&at.to_string()], "photo {at}: {answer:?}");
+        };
+        // Densities for some of the photos that are located together.
+        std::thread::scope(|scope| {
+            (0..10).for_each(|at| drop(scope.spawn(move || if at % 3 == 0 { dense(at) } else { alone(at) })));
+        });
         let zeros = format!("{{\"embeddings\": [{}, {}]}}", numbers(1000), json!(vec![0; WIDTH]));
         let found = service.post(&zeros);
         match flag {
             "" => assert_eq!(found.0, 200, "{}", found.1),
             _ => assert!(
-                matches!(error_of(&found), (400, text) if text.contains("row 1: ") && text.contains("no direction"))
+                matches!(error_of(&found), (400, text) if text.starts_with("embedding 2 of 2: the embedding or"))
             ),
         }
         let worker = service.worker();
@@ -153,7 +176,7 @@ fn malformed(port: u16, random: &mut u64) -> (Vec<u8>, &'static str) {
         format!("[{}]", words.join(","))
     };
     let body = |text: String, part: &'static str| (post_text(port, &text).into_bytes(), part);
-    match below(22) {
+    match below(23) {
         0 => body(good[..1 + below(good.len() - 1)].to_owned(), "not valid JSON"),
         1 => body(with("\"1\""), "is a string"),
         2 => body(with("null"), "is null"),
@@ -162,7 +185,7 @@ fn malformed(port: u16, random: &mut u64) -> (Vec<u8>, &'static str) {
         5 => body(with("1,2"), "13 numbers, wanted 12"),
         6 => body(format!("[{good}]"), "list of lists"),
         7 => body(format!("{{\"embeddings\": [{good}], \"x\": 1}}"), "unknown field"),
-        8 => body(format!("{{\"embeddings\": [{good}], \"ids\": [1]}}"), "id 0 is a number"),
+        8 => body(format!("{{\"embeddings\": [{good}], \"ids\": [1]}}"), "id 1 is a number"),
         9 => body(format!("{{\"embeddings\": [{}]}}", vec![right; 65].join(",")), "at most 64"),
         10 => body("[".repeat(1 + below(5000)), "not valid JSON"),
         11 => {
@@ -179,6 +202,7 @@ fn malformed(port: u16, random: &mut u64) -> (Vec<u8>, &'static str) {
         17 => (head.replace("Connection:", "Origin: http://evil.example\r\nConnection:").into_bytes(), "Origin is"),
         18 => (head.replace(&good, &good[..good.len() - 1]).into_bytes(), "cannot be read"),
         19 => (head.replace("HTTP/1.1", ["HTTP/7.3", "SMTP", "HTTP/1.1 x"][below(3)]).into_bytes(), ""),
+        21 => body(format!("{{\"embeddings\": [{good}], \"density\": true}}"), "there are no densities"),
         20 => (head.replace("Host:", "Ho st:").into_bytes(), ""),
         _ => {
             let mut bytes: Vec<u8> = (0..1 + below(200)).map(|_| below(256) as u8).collect();
@@ -284,74 +308,5 @@ fn other_machines_need_a_token_and_unusable_addresses_are_refused(stage: &Stage)
     assert_eq!(["0123456789abcdeX", "0123456789abcdef"].map(with), [401, 200]);
     let ran = stage.run(&format!("serve --bind 127.0.0.1:{}", service.port));
     ran.exits_with(ExitCode::Io).stderr_has("choose another port");
-    service.end(Signal::SIGINT);
-}
-
-#[test]
-fn page_answers_pasted_numbers_and_dropped_files_in_a_browser() {
-    let stage = stage();
-    let service = Service::start(&stage, "");
-    let shots = std::env::var("LOCDIFF_SCREENSHOTS").ok();
-    let shot = |name: &str| match &shots {
-        Some(folder) => json!({ "screenshot": Path::new(folder).join(name) }),
-        None => json!({ "eval": "undefined" }),
-    };
-    let settled = "new Promise((done) => { const look = () => document.getElementById('locate').disabled || \
-                   document.documentElement.dataset.ready !== 'true' ? setTimeout(look, 20) : done(); setTimeout(look, 20); })";
-    let paste = |text: &str| json!({ "eval": format!("document.getElementById('text').value = {}; state.rows = null; undefined", json!(text)) });
-    let shown = json!({ "eval": "[document.getElementById('place').textContent, document.getElementById('places').rows.length, \
-                                 document.getElementById('error').hidden ? '' : document.getElementById('error').textContent]" });
-    let drop_rows = |name: &str, text: &str| {
-        json!({ "eval": format!(
-            "(() => {{ const data = new DataTransfer(); data.items.add(new File([{}], {})); \
-             document.dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, bubbles: true, cancelable: true }})); }})()",
-            json!(text), json!(name))
-        })
-    };
-    let csv = format!("path,embedding\na,\"{}\"\nb,\"{}\"\n", numbers(1001), numbers(1000));
-    let wait = json!({ "eval": settled });
-    let steps = json!([
-        wait, shot("serve-empty.png"), { "eval": "document.getElementById('about').textContent" },
-        paste(&numbers(1000)), { "click": "#locate" }, wait, shown, shot("serve-answer.png"),
-        { "eval": "(() => { const b = document.querySelector('canvas').getBoundingClientRect(); \
-                   const [x, y] = map.pixel([state.answer.lat, state.answer.lon]); \
-                   const event = new PointerEvent('pointermove', { clientX: b.left + x, clientY: b.top + y, bubbles: true }); \
-                   document.querySelector('canvas').dispatchEvent(event); return document.getElementById('tip').textContent; })()" },
-        { "wheel": [900, 300, -600] }, { "eval": "map.zoom" }, { "click": "button[title='Whole world']" }, { "eval": "map.zoom" },
-        drop_rows("photos.csv", &csv), wait, { "eval": "new Promise((done) => setTimeout(done, 300))" }, wait, shown,
-        { "eval": "document.getElementById('row').value = 1; document.getElementById('row').dispatchEvent(new Event('change')); undefined" },
-        wait, shown, shot("serve-file.png"),
-        drop_rows("photo.gif", "x"), wait, shown,
-        paste("1, 2, x"), { "click": "#locate" }, wait, shown, shot("serve-error.png"),
-    ]);
-    let Some(found) = browse(&stage, format!("http://127.0.0.1:{}/", service.port), &steps) else { return };
-    assert_eq!(found["problems"], json!([]), "{found}");
-    let own = format!("http://127.0.0.1:{}/", service.port);
-    for request in found["requests"].as_array().expect("there is a list of requests") {
-        let url = request.as_str().unwrap_or_default();
-        assert!(url.starts_with(&own) || url.starts_with("data:"), "the page asked for {url}");
-    }
-    let values = &found["values"];
-    assert!(
-        values[0].as_str().is_some_and(|text| text.contains("run small, step 40; embeddings of 12 numbers")),
-        "{found}"
-    );
-    let answer: Value = serde_json::from_str(&service.post(&numbers(1000)).1).expect("the answer is JSON");
-    let degrees = |value: &Value| format!("{:.3}°", value.as_f64().expect("it is a number").abs());
-    let place = |at: usize| values[at][0].as_str().unwrap_or_default().to_owned();
-    assert!(place(1).contains(&degrees(&answer["lat"])) && place(1).contains(&degrees(&answer["lon"])), "{found}");
-    let rows = answer["alternatives"].as_array().map_or(0, Vec::len) + 1;
-    assert_eq!((&values[1][1], &values[1][2]), (&json!(rows), &json!("")), "{found}");
-    assert!(values[2].as_str().is_some_and(|text| text.starts_with("answer")), "{found}");
-    assert!(values[3].as_f64() > Some(1.0) && values[4] == 1, "{found}");
-    // The second row of the file is the photo that was pasted first.
-    assert!(place(5) != place(1) && place(6) == place(1), "{found}");
-    assert!(values[7][2].as_str().is_some_and(|text| text.contains("photo.gif: wanted a .json")), "{found}");
-    assert!(values[8][2].as_str().is_some_and(|text| text.contains("number 2 is “x”")), "{found}");
-    // A request that the service refuses: the reason is shown. The browser itself reports the status.
-    let steps = json!([wait, paste("1, 2"), { "click": "#locate" }, wait, shown]);
-    let Some(found) = browse(&stage, own, &steps) else { return };
-    assert_eq!(found["values"][0][2], "row 0 has 2 numbers, wanted 12", "{found}");
-    assert_eq!(found["problems"].as_array().map(Vec::len), Some(1), "{found}");
     service.end(Signal::SIGINT);
 }

@@ -96,7 +96,11 @@ fn newest_whole_checkpoint_is_exported() {
         let name = "ema-00-of-01.safetensors".to_owned();
         let bytes = safetensors("input.weight", &[step as f32, 0.5]);
         let written = Files::real().write_new(&partial.join(&name), &bytes).expect("the test folder is writable");
-        let files = vec![CheckpointFile { name, bytes: written.bytes, xxh3: written.xxh3 }];
+        let mut files = vec![CheckpointFile { name, bytes: written.bytes, xxh3: written.xxh3 }];
+        let state = json!({ "degree": 23, "embedding_width": 2, "config": config }).to_string();
+        let name = "state.json".to_owned();
+        let written = Files::real().write_new(&partial.join(&name), state.as_bytes()).expect("the folder is writable");
+        files.push(CheckpointFile { name, bytes: written.bytes, xxh3: written.xxh3 });
         let parts = [PartsWritten { step, attempt, files, score: None }];
         folder.commit(attempt, step, &parts).expect("the checkpoint can be committed");
     }
@@ -109,7 +113,7 @@ fn newest_whole_checkpoint_is_exported() {
     let bytes = std::fs::read(stage.path().join("out/model.safetensors")).expect("the file can be read");
     assert_eq!(bytes[bytes.len() - 8..], [1_f32.to_le_bytes(), 0.5_f32.to_le_bytes()].concat());
     let text = String::from_utf8_lossy(&bytes);
-    for part in ["\"input.weight\"", "locdiff-export-1", "\\\"degree\\\":23"] {
+    for part in ["\"input.weight\"", "locdiff-export-2", "\\\"degree\\\":23"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(folder.path().join("step-00000002").exists(), "the damaged checkpoint was renamed");

@@ -85,6 +85,8 @@ fn evaluations_use_the_trained_head() {
     assert!(rows[0]["median_km"].as_f64().is_some_and(|median_km| median_km < 4000.0), "{found}");
     assert!(!trained.stderr.contains("tuned"), "{}", trained.stderr);
     let own = answers(&stage, "head");
+    let photos = |run: &str| run_dir(&stage, run).join("eval/images.json").exists();
+    assert!(!photos("head"), "a run without samples has a file of samples");
     stage
         .run("--run head eval --tune")
         .exits_with(ExitCode::Config)
@@ -102,6 +104,7 @@ fn evaluations_use_the_trained_head() {
     std::fs::create_dir(&folder).expect("the run exists and was not evaluated");
     std::fs::write(folder.join("tuned.toml"), "[retrieval]\nhead = \"knn\"\n").expect("the folder is writable");
     hybrid("--set retrieval.run=head");
+    assert!(photos("locdiff"));
     // Settings that were tuned for a trained head also name the run that trained the head.
     let line = "--run locdiff --set retrieval.run=checkpoints/head/step-00000020 eval --tune";
     let tuned = stage.run(line);
@@ -116,6 +119,7 @@ fn evaluations_use_the_trained_head() {
         let warned = |line: &&str| line.contains(&format!("checkpoints/{model}/step-")) && line.contains(other);
         assert_eq!(ran.stderr.lines().filter(warned).count(), 1, "{model}: {}", ran.stderr);
     }
+    exported_files_serve_instead_of_both_runs(&stage);
     for (settings, code, reason) in [
         (
             "retrieval.run=nowhere",
@@ -127,6 +131,30 @@ fn evaluations_use_the_trained_head() {
         stage.run(&format!("--run locdiff --set {settings} eval --hybrid")).exits_with(code).stderr_has(reason);
     }
     refuses_what_it_cannot_train_or_use(&stage);
+}
+
+/// Exports the run `head` and the run `locdiff`, whose settings are tuned for this head.
+fn exported_files_serve_instead_of_both_runs(stage: &Stage) {
+    for run in ["head", "locdiff"] {
+        stage.run(&format!("checkpoint export {run} --out {run}.safetensors")).exits_with(ExitCode::Success);
+    }
+    let predict = |model: &str| {
+        let ran = stage.run(&format!("predict shards/test {model} --overwrite --out out.csv"));
+        ran.exits_with(ExitCode::Success);
+        (std::fs::read_to_string(stage.path().join("out.csv")).expect("the answers were written"), ran.stdout)
+    };
+    let (head, _) = predict("--run head");
+    assert_eq!(predict("--model head.safetensors").0, head);
+    let (hybrid, said) = predict("--run locdiff --hybrid");
+    assert!(said.contains("settings:") && said.contains("tuned.toml"), "{said}");
+    // The tuned settings are for the head of the run, which is also in the file.
+    let (found, said) = predict("--model locdiff.safetensors --hybrid --set retrieval.run=head.safetensors");
+    assert!(found == hybrid && said.contains("tuned.toml in locdiff.safetensors"), "{said}");
+    let line = "predict shards/test --model locdiff.safetensors --hybrid --out out.csv --overwrite";
+    let ran = stage.run(&format!("--set retrieval.run=locdiff.safetensors {line}"));
+    ran.exits_with(ExitCode::Config).stderr_has("locdiff.safetensors has no image head");
+    let ran = stage.run(&format!("--set retrieval.run=none.safetensors {line}"));
+    ran.exits_with(ExitCode::Io).stderr_has("retrieval.run: no file at none.safetensors");
 }
 
 /// Checks what training a head and evaluating with it refuse. `stage` must have a run `head` and a run `locdiff`.

@@ -11,12 +11,12 @@ use locdiff::checkpoint::{self, EMA, STATE, piece_name, write_json, write_tensor
 use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
 use locdiff_core::config::{Precision, RunConfig};
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{ExportJob, PartsWritten, partial_name, step_name};
+use locdiff_core::protocol::{ExportJob, PartsWritten, RunParts, partial_name, step_name};
 use locdiff_core::random::Philox;
 use locdiff_launch::run_folder::RunFolder;
-use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
+use super::export::state;
 use crate::model::support::{named, normals, relative};
 use crate::python_support::run_python;
 
@@ -53,12 +53,12 @@ fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let written = vec![
         write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new())
             .expect("the file can be written"),
-        write_json(&files, &partial, STATE, &json!({ "config": config })).expect("the file can be written"),
+        write_json(&files, &partial, STATE, &state(config)).expect("the file can be written"),
     ];
     let parts = PartsWritten { step: STEP, attempt, files: written, score: None };
     run.commit(attempt, STEP, &[parts]).expect("all parts were written");
     let checkpoint = run.path().join(step_name(STEP));
-    let job = ExportJob { checkpoint, config: RunConfig::default(), out: out.to_owned(), overwrite: false };
+    let job = ExportJob { checkpoint, run: RunParts::default(), out: out.to_owned(), overwrite: false };
     checkpoint::export(&files, &job).expect("the checkpoint is whole");
 }
 

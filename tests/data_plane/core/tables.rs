@@ -93,7 +93,7 @@ fn explicit_column_name_overrides_the_accepted_names() {
         let names = ColumnNames { id: Some(id), latitude: Some(latitude), longitude: Some("lon") };
         let mut reader = TableReader::open(&path, names, true)?;
         let row = reader.next().expect("the table has a row").expect("the row is valid");
-        Ok::<_, tables::TableError>((row.id, row.place.latitude().0))
+        Ok::<_, tables::TableError>((row.id, row.place.expect("the row has coordinates").latitude().0))
     };
     assert_eq!(open("id", "lat").expect("the table is valid"), (Some("a".to_owned()), 1.0));
     assert_eq!(open("who", "north").expect("the table is valid"), (Some("b".to_owned()), 3.0));

@@ -27,11 +27,11 @@ const CORE: Design = Design {
     name: "locdiff_core",
     source: "core/src",
     rows: &[
-        &["calibration", "cgroup", "exit_code", "geo", "pulse", "random", "stop", "text"],
+        &["calibration", "cgroup", "exit_code", "geo", "parallel", "pulse", "random", "stop", "text"],
         &["metrics"],
         &["config", "draw", "files", "tables"],
-        &["predictions", "protocol", "tensorboard"],
-        &["answers", "cells", "tuning"],
+        &["predictions", "prior_file", "protocol", "tensorboard"],
+        &["answers", "cells", "exported", "tuning"],
     ],
 };
 

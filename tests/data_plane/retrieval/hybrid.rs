@@ -46,6 +46,7 @@ fn images(count: usize) -> Vec<ImageSamples> {
         ImageSamples {
             aggregate: samples[0],
             samples: samples.to_vec(),
+            weights: Vec::new(),
             expected: (0..basis.dims()).map(mean).collect(),
         }
     };

@@ -2,6 +2,7 @@
 //! on the other images of the batch.
 
 mod hybrid;
+mod prior;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -123,7 +124,12 @@ fn excluded_points_are_never_found() {
     }
     let images: Vec<ImageSamples> = truths
         .iter()
-        .map(|truth| ImageSamples { aggregate: *truth, samples: vec![*truth], expected: Vec::new() })
+        .map(|truth| ImageSamples {
+            aggregate: *truth,
+            samples: vec![*truth],
+            weights: Vec::new(),
+            expected: Vec::new(),
+        })
         .collect();
     let hybrid = |radius_km| Hybrid { mode: HybridMode::AnySample, ..Hybrid::without_locdiff(radius_km, 1.0, 1.0) };
     let surroundings = Surroundings::default();
@@ -234,6 +240,7 @@ fn retrieval_among_training_photos_weighs_all_given_neighbours() {
         .map(|place| ImageSamples {
             aggregate: place.antipode(),
             samples: vec![place.antipode()],
+            weights: Vec::new(),
             expected: Vec::new(),
         })
         .collect();

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use half::f16;
-use locdiff::shards::{Build, Manifest, ShardsError, build};
+use locdiff::shards::{Build, Coordinates, Dataset, Manifest, Mask, ShardsError, build, verify};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::tables::PlacesPresent;
 use parquet::arrow::ArrowWriter;
 use tch::{Kind, Tensor};
 
@@ -76,9 +77,20 @@ impl Bench {
     }
 
     fn build(&self, table: &str, embeddings: &[&str], out: &str) -> Result<(Manifest, u64), ShardsError> {
+        self.build_with(PlacesPresent::All, Some(table), embeddings, out)
+    }
+
+    fn build_with(
+        &self,
+        places: PlacesPresent,
+        table: Option<&str>,
+        embeddings: &[&str],
+        out: &str,
+    ) -> Result<(Manifest, u64), ShardsError> {
         let embeddings: Vec<PathBuf> = embeddings.iter().map(|name| self.path(name)).collect();
-        let table = self.path(table);
-        let inputs = Build { table: &table, embeddings: &embeddings, config: &self.config, overwrite: false };
+        let table = table.map(|table| self.path(table));
+        let table = table.as_deref();
+        let inputs = Build { table, places, embeddings: &embeddings, config: &self.config, overwrite: false };
         build(&inputs, &self.path(out))
     }
 
@@ -100,8 +112,13 @@ impl Bench {
             ("lat", Arc::new(Float64Array::from_iter_values(table().map(|(latitude, _)| latitude)))),
             ("lon", Arc::new(Float32Array::from_iter_values(table().map(|(_, longitude)| longitude as f32)))),
         ];
-        let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
-        let file = File::create(self.path("t.parquet")).expect("the file can be created");
+        self.write_parquet("t.parquet", columns);
+    }
+
+    fn write_parquet<const N: usize>(&self, name: &str, columns: [(&str, ArrayRef); N]) {
+        let batch = RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true)));
+        let batch = batch.expect("the columns have equal lengths");
+        let file = File::create(self.path(name)).expect("the file can be created");
         let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("the schema is valid");
         writer.write(&batch).expect("the file can be written");
         writer.close().expect("the file can be written");
@@ -154,6 +171,76 @@ fn parquet_tables_and_tables_without_identifiers_are_read() {
         let same = numbered.all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == want);
         assert!(same && rows.len() == ROWS, "{name}: the shards have wrong rows");
     }
+}
+
+/// Whether row `row` has coordinates in the tables of the next test.
+fn is_placed(row: usize) -> bool {
+    row % 4 != 1
+}
+
+#[test]
+fn rows_may_lack_both_coordinates_if_asked_for() {
+    let bench = Bench::new(OnBadRows::Error);
+    csv(&bench.path("some.csv"), true, |row| (!is_placed(row)).then_some("gap x,,"));
+    let text = std::fs::read_to_string(bench.path("some.csv")).expect("the file can be read");
+    // Each line has another id.
+    let numbered = text.lines().enumerate().map(|(line, text)| text.replace('x', &line.to_string()) + "\n");
+    std::fs::write(bench.path("some.csv"), numbered.collect::<String>()).expect("the file can be written");
+    // A null and NaN mean the same as an empty cell.
+    let degrees = |degrees: fn((f64, f64)) -> f64, missing: Option<f64>| -> ArrayRef {
+        let cells = table().enumerate().map(|(row, place)| if is_placed(row) { Some(degrees(place)) } else { missing });
+        Arc::new(cells.collect::<Float64Array>())
+    };
+    bench.write_parquet(
+        "some.parquet",
+        [("lat", degrees(|place| place.0, None)), ("lon", degrees(|place| place.1, Some(f64::NAN)))],
+    );
+    for (name, out) in [("some.csv", "from-csv"), ("some.parquet", "from-parquet")] {
+        let (manifest, _) = bench.build_with(PlacesPresent::Some, Some(name), &["a.npy"], out).expect(name);
+        let rows = read_table(&bench.path(out), &manifest);
+        assert_eq!(rows.len(), ROWS);
+        for (row, (got, want)) in rows.iter().zip(table()).enumerate() {
+            let is_right = if is_placed(row) { (got.1, got.2) == want } else { got.1.is_nan() && got.2.is_nan() };
+            assert!(is_right, "{name}: row {row} has the coordinates {}, {}", got.1, got.2);
+        }
+        assert_eq!((manifest.schema_version, manifest.rows_with_coordinates), (2, Some(3750)));
+    }
+    let location = bench.path("from-csv").display().to_string();
+    let stored = Dataset::open_with(Coordinates::Stored, &location, &bench.config).expect("the shards are valid");
+    let (problems, mask) = verify(&stored, OnBadRows::Error).expect("the shards can be read");
+    assert_eq!((problems.len(), mask.count()), (0, 0), "{problems:?}");
+    let error = Dataset::open(&location, &bench.config).map(drop).expect_err("some rows have no coordinates");
+    assert_eq!(error.exit_code(), ExitCode::BadData);
+    let skips = ShardsConfig { on_bad_rows: OnBadRows::Skip, ..bench.config.clone() };
+    let dataset = Dataset::open(&location, &skips).expect("the other rows have coordinates");
+    let mask = Mask::for_config(&dataset, &skips).expect("the shards can be read");
+    assert_eq!((mask.count(), mask.skipped(0)[..2].to_vec()), (1250, vec![1, 5]));
+
+    for (line, part) in [("x,7,", "row 9: it has a longitude but no latitude"), ("x,,7", "it has a latitude but no")] {
+        csv(&bench.path("half.csv"), true, |row| (row == 9).then_some(line));
+        let error = bench.build_with(PlacesPresent::Some, Some("half.csv"), &["a.npy"], "never").expect_err(line);
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn embeddings_alone_make_shards_whose_ids_are_row_numbers() {
+    let bench = Bench::new(OnBadRows::Error);
+    let (manifest, _) = bench.build_with(PlacesPresent::None, None, &["a.npy"], "bare").expect("the matrix is valid");
+    assert_eq!((manifest.schema_version, manifest.rows_with_coordinates), (2, Some(0)));
+    let rows = read_table(&bench.path("bare"), &manifest);
+    assert!(rows.len() == ROWS && rows.iter().enumerate().all(|(row, got)| got.0 == row.to_string()));
+    assert!(read_views(&bench.path("bare"), &manifest)[0].equal(&view()));
+    // The table has only ids.
+    std::fs::write(bench.path("ids.csv"), (0..ROWS).fold("who\n".to_owned(), |text, row| format!("{text}p{row}\n")))
+        .expect("the file can be written");
+    let (manifest, _) = bench.build_with(PlacesPresent::None, Some("ids.csv"), &["a.npy"], "ids").expect("valid");
+    assert_eq!(read_table(&bench.path("ids"), &manifest)[4321].0, "p4321");
+    let location = bench.path("bare").display().to_string();
+    let error = Dataset::open(&location, &bench.config).map(drop).expect_err("no row has coordinates").to_string();
+    assert!(error.starts_with(&location) && error.contains("only `predict` can use them"), "{error}");
+    let error = bench.build_with(PlacesPresent::All, None, &["a.npy"], "never").expect_err("there is no table");
+    assert_eq!(error.exit_code(), ExitCode::Usage);
 }
 
 #[test]

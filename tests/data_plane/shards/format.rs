@@ -190,8 +190,8 @@ fn locations_without_valid_shards_are_refused() {
             .expect("the file can be written");
         at(name)
     };
-    let later = change("later", &|manifest| manifest.schema_version = 2);
-    assert_refused(open(&later), ExitCode::BadData, &["manifest.json", "schema version 2", "reads up to 1"]);
+    let later = change("later", &|manifest| manifest.schema_version = 3);
+    assert_refused(open(&later), ExitCode::BadData, &["manifest.json", "schema version 3", "reads up to 2"]);
     let wide = change("wide", &|manifest| {
         manifest.width = 9;
         manifest.mean.push(0.0);

@@ -39,15 +39,17 @@ pub(crate) fn read_views(folder: &Path, manifest: &Manifest) -> Vec<Tensor> {
     (0..manifest.views).map(read).collect()
 }
 
-/// The identifier, the latitude and the longitude of each row.
+/// The identifier, the latitude and the longitude of each row. NaN stands for a null or a missing column.
 pub(crate) fn read_table(folder: &Path, manifest: &Manifest) -> Vec<(String, f64, f64)> {
     let mut rows = Vec::new();
     for batch in batches(folder, manifest) {
-        let column = |name: &str| batch.column_by_name(name).expect("the file has this column").clone();
-        let (id, lat, lon) = (column("id"), column("lat"), column("lon"));
+        let id = batch.column_by_name("id").expect("the file has this column").as_string::<i32>();
         for row in 0..batch.num_rows() {
-            let number = |array: &dyn Array| array.as_primitive::<Float64Type>().value(row);
-            rows.push((id.as_string::<i32>().value(row).to_owned(), number(&lat), number(&lon)));
+            let number = |name: &str| {
+                let column = batch.column_by_name(name).filter(|column| !column.is_null(row));
+                column.map_or(f64::NAN, |column| column.as_primitive::<Float64Type>().value(row))
+            };
+            rows.push((id.value(row).to_owned(), number("lat"), number("lon")));
         }
     }
     rows

@@ -439,6 +439,32 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     fails("s3://bucket/ours", &quick, &["manifest lists part-00000.parquet, which does not exist"], ExitCode::NoData);
 }
 
+/// The middle of a large page is not part of the fingerprint of data without a manifest.
+#[test]
+fn version_of_data_changes_with_any_byte_on_s3_and_on_disk() {
+    let stage = Stage::new();
+    write_shards(&stage.server.path("large"), &LARGE);
+    let path = stage.server.path("large/part-00000.parquet");
+    let facts = |dataset: &Dataset| (dataset.fingerprint(), dataset.version().expect("the files exist"));
+    let options = stage.options();
+    let remote = || facts(&stage.open("large", &options).expect("the shards are valid"));
+    let local = || facts(&stage.local("large"));
+    let (with_manifest, again) = (remote(), local());
+    assert_eq!(with_manifest, again, "with a manifest, the version depends on more than the fingerprint");
+    fs::remove_file(stage.server.path("large/manifest.json")).expect("the manifest exists");
+    let before = [remote(), local()];
+    assert_eq!(before, [remote(), local()]);
+    let mut bytes = fs::read(&path).expect("the file can be read");
+    bytes[5_000_000] ^= 1;
+    fs::write(&path, &bytes).expect("the file can be written");
+    let later = std::time::SystemTime::now() + Duration::from_secs(10);
+    fs::File::options().append(true).open(&path).and_then(|file| file.set_modified(later)).expect("the file exists");
+    for (before, after) in before.into_iter().zip([remote(), local()]) {
+        assert_eq!(before.0, after.0, "the fingerprint covers the changed byte");
+        assert_ne!(before.1, after.1);
+    }
+}
+
 #[test]
 fn dataset_from_an_index_requests_only_rows() {
     let stage = Stage::new();

@@ -24,7 +24,7 @@ fn place(latitude: f64, longitude: f64) -> UnitVector {
 
 /// The answers of the three aggregators that need only the places of the samples: medoid, mean and median.
 fn aggregate_places(points: &[UnitVector]) -> [UnitVector; 3] {
-    let medoid = points[kernel_medoid(points).expect("there are samples")];
+    let medoid = points[kernel_medoid(points, &[]).expect("there are samples")];
     [medoid, mean_vector(points).expect("there are samples"), geometric_median(points).expect("there are samples")]
 }
 
@@ -47,7 +47,7 @@ fn aggregate_samples(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> 
         3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
         _ => codes_ikc.shallow_clone(),
     };
-    aggregate(how, Ensemble { codes_ikc, expected_ic: &expected_ic }, decoder)
+    aggregate(how, Ensemble { codes_ikc, expected_ic: &expected_ic, expected_ik: None, weights: &[] }, decoder)
 }
 
 #[test]
@@ -197,9 +197,9 @@ fn aggregate_of_antipodes_is_a_sample_and_never_nan() {
 #[test]
 fn aggregate_ties_go_to_the_earliest_sample() {
     let (one, other) = (place(10.0, 0.0), place(10.0, 1.0));
-    assert_eq!(kernel_medoid(&[one, other]), Ok(0));
-    assert_eq!(kernel_medoid(&[other, one, other, one]), Ok(0));
-    assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
+    assert_eq!(kernel_medoid(&[one, other], &[]), Ok(0));
+    assert_eq!(kernel_medoid(&[other, one, other, one], &[]), Ok(0));
+    assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one], &[]), Ok(1));
 }
 
 /// Nine samples are in one region and seven in another. In the posterior medoid, the weight of a sample depends on
@@ -210,16 +210,16 @@ fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
     let points: Vec<UnitVector> = around(50.0, 9).chain(around(-30.0, 7)).collect();
     let expecting = |first: f64, second: f64| [vec![first; 9], vec![second; 7]].concat();
-    assert!(kernel_medoid(&points).expect("there are samples") < 9);
+    assert!(kernel_medoid(&points, &[]).expect("there are samples") < 9);
     for (expected, is_second) in [([0.2, 0.6], true), ([0.5, 0.5], false), ([-0.3, 0.1], true), ([0.0, 0.0], false)] {
-        let found = posterior_medoid(&points, &expecting(expected[0], expected[1])).expect("there are samples");
+        let found = posterior_medoid(&points, &expecting(expected[0], expected[1]), &[]).expect("there are samples");
         assert_eq!(found >= 9, is_second, "the expected densities {expected:?} gave sample {found}");
     }
     let decoder = decoder(&points);
     let codes_ikc = codes(&decoder, &points);
     for (latitude, want) in [(50.0, &points[..9]), (-30.0, &points[9..])] {
         let expected_ic = codes(&decoder, &[place(latitude, 20.5)]).squeeze_dim(1);
-        let ensemble = Ensemble { codes_ikc: &codes_ikc, expected_ic: &expected_ic };
+        let ensemble = Ensemble { codes_ikc: &codes_ikc, expected_ic: &expected_ic, expected_ik: None, weights: &[] };
         let found = aggregate(Aggregator::PosteriorMedoid, ensemble, &decoder).expect("there are samples")[0];
         assert!(want.contains(&found), "a code at latitude {latitude} gave {found:?}");
     }
@@ -257,7 +257,7 @@ fn aggregate_median_has_the_least_sum_of_distances() {
 #[test]
 fn aggregate_refuses_invalid_samples() {
     let no_samples = ShddError::Bad("aggregator: 0 samples, wanted at least 1".to_owned());
-    assert_eq!(kernel_medoid(&[]), Err(no_samples.clone()));
+    assert_eq!(kernel_medoid(&[], &[]), Err(no_samples.clone()));
     assert_eq!(mean_vector(&[]), Err(no_samples.clone()));
     assert_eq!(geometric_median(&[]), Err(no_samples.clone()));
     let decoder = decoder(&[]);

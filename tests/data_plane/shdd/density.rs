@@ -97,7 +97,7 @@ fn density_cells_cover_the_sphere_once_and_keep_every_probability() {
     for (kind, temperature) in [(0, 0.1), (1, 0.03), (2, 2.0)] {
         let image = scores.of_image(&tensor(&codes(kind))).expect("the codes are finite");
         let fine = image.probabilities(temperature).expect("the codes are finite");
-        let cells = image.cells(temperature).expect("the codes are finite");
+        let cells = image.cells(temperature, 0.001, None).expect("the codes are finite");
         let finest = scores.grid().order();
         let mut next = 0;
         for (unique, probability) in &cells {

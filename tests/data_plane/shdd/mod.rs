@@ -4,6 +4,7 @@ mod aggregate;
 mod decode;
 mod density;
 mod derivatives;
+mod prior;
 
 use std::f64::consts::PI;
 

@@ -14,6 +14,9 @@ pub fn grid_points_min(degree: u32) -> u32 {
     4 * (degree + 1).pow(2)
 }
 
+/// Most photos that a report shows with their samples.
+pub const REPORT_PHOTOS_MAX: u32 = 100;
+
 /// How the samples of one image are combined into one location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -161,6 +164,9 @@ section! {
         pub quick_rows: u32 = 1024,
         /// Samples per image in a quick evaluation.
         pub quick_samples: u32 = 4,
+        /// Number of test photos whose samples, alternatives and densities along the denoising steps the report shows,
+        /// spread evenly over the rows, at most 100; 0: none.
+        pub report_photos: u32 = 12,
         /// Evaluate on `shards.test` when training ends. Includes LocDiff-H, tuned on `shards.validation`, if the
         /// retrieval data is available.
         pub after_train: bool = false,
@@ -184,6 +190,7 @@ impl EvalConfig {
         checker.within("eval.samples", self.samples, 1..=4096);
         checker.within("eval.quick_rows", self.quick_rows, 1..=10_000_000);
         checker.within("eval.quick_samples", self.quick_samples, 1..=4096);
+        checker.within("eval.report_photos", self.report_photos, 0..=REPORT_PHOTOS_MAX);
         checker.within("eval.sampler_steps", self.sampler_steps, 1..=10_000);
         checker.within("eval.sampler_eta", self.sampler_eta, 0.0..=1.0);
         checker.not_negative("eval.guidance", self.guidance);

@@ -36,7 +36,7 @@ mod train;
 
 pub use checkpoint::CheckpointConfig;
 pub use diffusion::{DiffusionConfig, Schedule};
-pub use eval::{Aggregator, CheckpointChoice, DecodeAnchors, EvalConfig, Prior, grid_points_min};
+pub use eval::{Aggregator, CheckpointChoice, DecodeAnchors, EvalConfig, Prior, REPORT_PHOTOS_MAX, grid_points_min};
 pub use loss::{KlDirection, LossConfig};
 pub use model::ModelConfig;
 pub use network::NetworkConfig;

@@ -63,7 +63,8 @@ section! {
         /// How a stored embedding becomes a query.
         pub head: RetrievalHead = RetrievalHead::Auto,
         /// With head = "trained" or "auto": folder of a run or checkpoint that was trained with train.method =
-        /// "geoclip". A name without a slash is a run in `checkpoint.dir`.
+        /// "geoclip", or its exported file, a path that ends in .safetensors. Any other name without a slash is a run in
+        /// `checkpoint.dir`.
         pub run: String = String::new(),
         /// How LocDiff-H chooses a gallery point.
         pub mode: HybridMode = HybridMode::Consensus,

@@ -9,15 +9,16 @@ use locdiff_core::protocol::{EvalTask, HybridRequest, Prediction, ToLauncher};
 use serde_json::{Value, json};
 
 use super::evaluation::Evaluation;
+use super::model::ModelFile;
 use super::radii::{SavedCalibration, settings};
-use crate::error::reported;
+use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
 use crate::terminal::{Display, width, wrapped};
 use crate::verbs::locations::require_shards;
 
 /// Measures the radii on the validation photos, writes them to a file, and prints how well they hold.
 pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) -> anyhow::Result<Value> {
-    let (config, step) = (evaluation.resolved.config.clone(), evaluation.checkpoint.manifest.step);
+    let (config, model) = (evaluation.resolved.config.clone(), ModelFile::of(evaluation.checkpoint)?);
     let validation = &config.shards.validation;
     require_shards("shards.validation", validation)?;
     let is_hybrid = hybrid != HybridRequest::No;
@@ -26,20 +27,27 @@ pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) 
         with_samples: false,
         truth_temperatures: temperatures(),
         cells_temperature: None,
+        prior: None,
         skips_bad_rows: false,
         done: Vec::new(),
     });
-    let (spreads, summary) = evaluation.run(validation, hybrid, &task, Spreads::default, |spreads, found| {
-        spreads.display.as_mut().map(Display::finish);
-        found?.first()
-    })?;
+    let (spreads, summary) = evaluation.run(
+        validation,
+        hybrid,
+        &task,
+        |_| Ok(Spreads::default()),
+        |spreads, found| {
+            spreads.display.as_mut().map(Display::finish);
+            found?.first()
+        },
+    )?;
     let (photos, densities): (Vec<SpreadError>, Vec<Vec<f64>>) = spreads.photos.into_values().unzip();
     let density = FittedTemperature::fit(&densities);
     let (Some(calibration), Some(checked)) = (Calibration::fit(&photos), cross_checked(&photos)) else {
         return Err(reported!(NoData, "{validation} has {} usable photos, wanted at least 200", photos.len()).into());
     };
     let saved = SavedCalibration {
-        settings: settings(&config, step),
+        settings: settings(&config, &model),
         photos: validation.clone(),
         rows: summary.rows,
         calibration: calibration.clone(),
@@ -109,8 +117,8 @@ struct Spreads {
 }
 
 impl GangObserver for Spreads {
-    fn report(&mut self, message: ToLauncher) {
-        let ToLauncher::Predicted(predicted) = message else { return };
+    fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
+        let ToLauncher::Predicted(predicted) = message else { return Ok(()) };
         let place = |degrees: [f64; 2]| Place::new(Degrees(degrees[0]), Degrees(degrees[1])).ok();
         for row in predicted.rows {
             if let (Some(answer), Some(truth)) = (place(row.answer), row.truth.and_then(place)) {
@@ -120,5 +128,6 @@ impl GangObserver for Spreads {
         }
         let display = self.display.get_or_insert_with(Display::new);
         display.count("photos located", self.photos.len() as u64, predicted.of_rows);
+        Ok(())
     }
 }

@@ -1,23 +1,23 @@
 //! Evaluates one checkpoint, or uses it to tune LocDiff-H.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use locdiff_core::cgroup::memory_available_bytes;
-use locdiff_core::config::{
-    DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig, TrainMethod, ValueOrigin,
-};
+use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, TrainMethod, ValueOrigin};
 use locdiff_core::draw::{calibration_plot, distance_curves};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
-use locdiff_core::protocol::{EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, Job, Method};
+use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, Method};
 use locdiff_core::tensorboard::board_folder;
 use locdiff_core::tuning::{Trials, choose};
 use serde_json::{Value, json};
 
 use super::calibrated;
 use super::files::{CALIBRATION_PLOT, DISTANCE_PLOT, EvalFolder, TunedSetting};
-use super::gather::{GalleryProgress, Gather};
+use super::gather::Gather;
+use super::locator::LocatingGang;
+use super::model::{ModelFile, ModelSource};
 use super::published;
 use super::radii;
 use super::score::{BoardTarget, MethodScore, ScoreTask, by_distance};
@@ -25,15 +25,12 @@ use super::table::{self, Row, data_summary};
 use crate::cli::Suite;
 use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::output::Output;
-use crate::rendezvous::{NodeWorkers, cores};
+use crate::rendezvous::NodeWorkers;
 use crate::run_folder::WholeCheckpoint;
 use crate::supervisor::{GangObserver, GangResult, Supervisor};
-use crate::terminal::{Display, width, wrapped};
-use crate::verbs::checkpoint::checkpoint_at;
+use crate::terminal::{width, wrapped};
 use crate::verbs::locations::require_shards;
-use crate::verbs::paths::require_file;
 use crate::verbs::report::write_beside;
-use crate::verbs::restarts::try_again;
 
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,12 +72,13 @@ impl Evaluation<'_> {
             // Whether LocDiff-H is used is not known yet.
             HybridRequest::IfItFits { .. } => None,
             known => {
-                let (step, is_hybrid) = (self.checkpoint.manifest.step, known != HybridRequest::No);
-                radii::load_to_check(self.run, &config, step, is_hybrid, self.output)?
+                let (source, model) = (ModelSource::Run(self.run.to_owned()), ModelFile::of(self.checkpoint)?);
+                radii::load_to_check(&source, &config, &model, known != HybridRequest::No, self.output)?
             }
         };
         let temperature = saved.as_ref().and_then(|saved| Some(saved.density.as_ref()?.temperature));
-        let (gather, summary) = self.locate(&config.shards.test, hybrid, EvalTask::Evaluate { temperature })?;
+        let task = EvalTask::Evaluate { temperature, report_photos: config.eval.report_photos };
+        let (gather, summary) = self.locate(&config.shards.test, hybrid, task)?;
         let folder = self.folder()?;
         let (truth, answers) = folder.write_answers(&gather)?;
         // LocDiff-H if it was evaluated, else LocDiff.
@@ -98,14 +96,14 @@ impl Evaluation<'_> {
         let by_distance = gather.training_km().map(|km| by_distance(&km, &found, &config.eval.thresholds_km));
         let names: Vec<String> = found.iter().map(|scored| table::name(scored.method, &summary)).collect();
         let plot = by_distance.as_ref().map(|found| distance_curves(found, &names));
-        let plot = folder.write_plot(DISTANCE_PLOT, plot.as_deref())?;
+        let plot = folder.write_or_remove(DISTANCE_PLOT, plot.as_deref())?;
         let checked = saved.map_or(Ok(None), |saved| {
             let photos = calibrated::photos(&saved.calibration, &gather, &found);
             self.supervisor.compute(move || calibrated::check(&photos, &places, seed))
         })?;
         let best_name = names.last().map_or("", String::as_str);
         let reliability = checked.as_ref().map(|checked| calibration_plot(checked, best_name));
-        let reliability = folder.write_plot(CALIBRATION_PLOT, reliability.as_deref())?;
+        let reliability = folder.write_or_remove(CALIBRATION_PLOT, reliability.as_deref())?;
         let mut rows = table::computed(found, &summary, &gather, &config);
         if let Some(suite) = suite {
             rows.extend(published::rows_for(suite, &config.eval.thresholds_km).into_iter().map(Row::Published));
@@ -144,7 +142,7 @@ impl Evaluation<'_> {
     pub(super) fn rate(&mut self, hybrid: HybridRequest) -> anyhow::Result<Rated> {
         let config = self.resolved.config.clone();
         require_shards("shards.test", &config.shards.test)?;
-        let task = EvalTask::Evaluate { temperature: None };
+        let task = EvalTask::Evaluate { temperature: None, report_photos: 0 };
         let (gather, summary) = self.locate(&config.shards.test, hybrid, task)?;
         let (truth, answers) = gather.answers()?;
         let places = PlaceGroups::of(&truth);
@@ -222,87 +220,33 @@ impl Evaluation<'_> {
     /// Lets the workers locate every row of the shards at `data`. Returns the rows in the order of the data, and a
     /// summary.
     fn locate(&mut self, data: &str, hybrid: HybridRequest, task: EvalTask) -> anyhow::Result<(Gather, EvalSummary)> {
-        self.run(data, hybrid, &task, Gather::default, |gather, found| {
-            gather.display.finish();
-            let summary: EvalSummary = found?.first()?;
-            gather.check(summary.rows)?;
-            Ok(summary)
-        })
+        self.run(
+            data,
+            hybrid,
+            &task,
+            |_| Ok(Gather::default()),
+            |gather, found| {
+                gather.display.finish();
+                let summary: EvalSummary = found?.first()?;
+                gather.check(summary.rows)?;
+                Ok(summary)
+            },
+        )
     }
 
-    /// Lets the workers locate rows of the shards at `data`. After a failure that may pass, tries again with a new
-    /// observer. `finish` gets the observer and the results of the workers.
-    pub(in crate::verbs) fn run<Observer: GangObserver>(
+    /// Lets the workers locate rows of the shards at `data`, as [`LocatingGang::run`] does.
+    pub(super) fn run<Observer: GangObserver>(
         &mut self,
         data: &str,
         hybrid: HybridRequest,
         task: &EvalTask,
-        mut observer: impl FnMut() -> Observer,
-        mut finish: impl FnMut(&mut Observer, anyhow::Result<GangResult<EvalSummary>>) -> anyhow::Result<EvalSummary>,
+        begin: impl FnMut(&mut EvalTask) -> anyhow::Result<Observer>,
+        finish: impl FnMut(&mut Observer, anyhow::Result<GangResult<EvalSummary>>) -> anyhow::Result<EvalSummary>,
     ) -> anyhow::Result<(Observer, EvalSummary)> {
-        let job = prepared_job(self.resolved.config.clone(), self.checkpoint, data, hybrid, task)?;
-        if job.hybrid != HybridRequest::No && job.config.retrieval.may_need_geoclip() {
-            self.embed_gallery(&job)?;
-        }
-        let (config, world, job) = (&self.resolved.config, &self.world, Job::Eval(Box::new(job)));
-        try_again(self.supervisor, &config.supervise, |supervisor| {
-            let mut observer = observer();
-            let found = supervisor.run(config, world, job.clone(), 0, &mut observer);
-            let summary = finish(&mut observer, found)?;
-            Ok((observer, summary))
-        })
+        let model = &ModelFile::of(self.checkpoint)?;
+        let Self { supervisor, resolved, world, .. } = self;
+        LocatingGang { supervisor, config: &resolved.config, world, model }.run(data, hybrid, task, begin, finish)
     }
-
-    /// Lets one worker with all cores embed the gallery. The result is cached on disk for all workers.
-    fn embed_gallery(&mut self, job: &EvalJob) -> anyhow::Result<()> {
-        let world = self.world.clone().first_worker_only(cores());
-        let (config, job) = (&self.resolved.config, Job::Gallery(Box::new(job.clone())));
-        try_again(self.supervisor, &config.supervise, |supervisor| {
-            let mut progress = GalleryProgress(Display::new());
-            supervisor.run::<GalleryEmbedded>(config, &world, job.clone(), 0, &mut progress).map(drop)
-        })
-    }
-}
-
-/// The job that locates the rows at `data`. Finds the head of a run that has one, and checks the files that the
-/// configuration names.
-pub(in crate::verbs) fn prepared_job(
-    mut config: RunConfig,
-    checkpoint: &WholeCheckpoint,
-    data: &str,
-    mut hybrid: HybridRequest,
-    task: &EvalTask,
-) -> Result<EvalJob, LaunchError> {
-    if config.train.method == TrainMethod::Geoclip {
-        hybrid = HybridRequest::Wanted;
-        config.retrieval.head = RetrievalHead::Trained;
-        config.retrieval.run = checkpoint.path.display().to_string();
-    } else if hybrid != HybridRequest::No && config.retrieval.wanted_head() == RetrievalHead::Trained {
-        config.retrieval.run = head_checkpoint(&config)?.display().to_string();
-    }
-    require_files(&config, data, hybrid, task.needs_truth())?;
-    Ok(EvalJob { config, checkpoint: checkpoint.path.clone(), data: data.to_owned(), hybrid, task: task.clone() })
-}
-
-/// The checkpoint that `retrieval.run` names: a run in the folder of all runs, or the folder of a run or a checkpoint.
-fn head_checkpoint(config: &RunConfig) -> Result<PathBuf, LaunchError> {
-    let (named, dir) = (Path::new(&config.retrieval.run), &config.checkpoint.dir);
-    let folder = if named.components().count() == 1 { Path::new(dir).join(named) } else { named.to_owned() };
-    checkpoint_at("retrieval.run", &folder, dir)
-}
-
-/// Checks the files that the configuration names and the evaluation of the shards at `data` needs. Fails if one of
-/// these files is unreadable.
-fn require_files(config: &RunConfig, data: &str, hybrid: HybridRequest, needs_truth: bool) -> Result<(), LaunchError> {
-    let reads_truth = needs_truth && data == config.shards.test;
-    let retrieves = hybrid != HybridRequest::No && config.retrieval.may_need_geoclip();
-    let reads_gallery = retrieves || config.eval.anchors == DecodeAnchors::Gallery;
-    let files = [
-        ("eval.truth", &config.eval.truth, reads_truth),
-        ("retrieval.gallery", &config.retrieval.gallery, reads_gallery),
-    ];
-    let mut read = files.into_iter().filter(|(_, path, is_read)| *is_read && !path.is_empty());
-    read.try_for_each(|(key, path, _)| require_file(key, Path::new(path)))
 }
 
 /// Writes the chosen settings to the configuration, except for fields that `--set` sets.

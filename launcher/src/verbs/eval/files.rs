@@ -5,6 +5,7 @@
 //! truth.csv                 id,lat,lon of every evaluated row, in the order of the data
 //! predictions-METHOD.csv    id,lat,lon of the answers of a method, in the order of the data
 //! samples.csv               id,lat,lon of the first sample of each row, for density and coverage
+//! images.json               single photos with samples, alternatives and densities, for the report
 //! accuracy-by-distance.svg  accuracies over the distance to the nearest training photo
 //! calibration.svg           how often the radii of a calibrated run hold the true place
 //! calibration.json          radii and temperature measured by `eval --calibrate` (`radii`)
@@ -34,6 +35,7 @@ use super::gather::Gather;
 use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, RunLock};
+use crate::verbs::report::{PHOTOS_FILE, PhotosFile};
 
 /// Name of the plot of accuracies over the distance to the nearest training photo.
 pub(super) const DISTANCE_PLOT: &str = "accuracy-by-distance.svg";
@@ -66,6 +68,11 @@ pub(super) fn tuned_name(prior: Prior) -> &'static str {
     }
 }
 
+/// Name of the file with the calibration of LocDiff, or of LocDiff-H.
+pub(super) fn calibration_name(is_hybrid: bool) -> &'static str {
+    if is_hybrid { "calibration-hybrid.json" } else { "calibration.json" }
+}
+
 /// The folder `RUN/eval/`, locked by this process.
 pub(super) struct EvalFolder {
     path: PathBuf,
@@ -85,7 +92,7 @@ impl EvalFolder {
     }
 
     /// Removes the answers of an earlier evaluation, and writes the truth, the samples and the answers of the gathered
-    /// rows. Returns the truth and the answers of each method, rounded as in the files.
+    /// rows, and the photos for the report. Returns the truth and the answers of each method, rounded as in the files.
     pub(super) fn write_answers(&self, gather: &Gather) -> Result<(Vec<UnitVector>, Vec<Answers>), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -105,6 +112,9 @@ impl EvalFolder {
             let samples = (method == Method::Locdiff).then(|| samples.clone());
             answers.push(Answers { method, places, samples });
         }
+        let photos = (gather.photos().len() > 0).then(|| gather.photos().collect::<PhotosFile>());
+        let photos = photos.map(|photos| serde_json::to_string(&photos).expect("the photos can be written as JSON"));
+        self.write_or_remove(PHOTOS_FILE, photos.as_deref())?;
         Ok((truth, answers))
     }
 
@@ -133,11 +143,11 @@ impl EvalFolder {
         self.path.join(answers_name(method))
     }
 
-    /// Writes the plot `name`, and returns its path. Without a plot, removes the plot of an earlier evaluation.
-    pub(super) fn write_plot(&self, name: &str, svg: Option<&str>) -> Result<Option<PathBuf>, LaunchError> {
+    /// Writes the file `name`, and returns its path. Without text, removes the file of an earlier evaluation.
+    pub(super) fn write_or_remove(&self, name: &str, text: Option<&str>) -> Result<Option<PathBuf>, LaunchError> {
         let path = self.path.join(name);
-        match svg {
-            Some(svg) => self.write(name, svg.as_bytes()).map(Some),
+        match text {
+            Some(text) => self.write(name, text.as_bytes()).map(Some),
             None if path.exists() => Ok(self.files.remove_file(&path).map(|()| None)?),
             None => Ok(None),
         }

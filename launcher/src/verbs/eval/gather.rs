@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::Context as _;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
-use locdiff_core::protocol::{LocatedRow, Method, NearestKnown, ToLauncher, TuningErrors};
+use locdiff_core::protocol::{LocatedRow, Method, NearestKnown, ReportPhoto, ToLauncher, TuningErrors};
 
 use super::score::Answers;
 use crate::error::{LaunchError, reported};
@@ -17,6 +17,8 @@ use crate::terminal::Display;
 #[derive(Debug)]
 pub(super) struct Gather {
     rows: BTreeMap<u64, LocatedRow>,
+    /// The photos for the report, by row.
+    photos: BTreeMap<u64, ReportPhoto>,
     /// How near the rows are to known places, in the order of the data.
     nearest: Vec<NearestKnown>,
     /// The last row that was received twice; `None` if there is no such row.
@@ -27,7 +29,13 @@ pub(super) struct Gather {
 
 impl Default for Gather {
     fn default() -> Self {
-        Self { rows: BTreeMap::new(), nearest: Vec::new(), twice: None, display: Display::new() }
+        Self {
+            rows: BTreeMap::new(),
+            photos: BTreeMap::new(),
+            nearest: Vec::new(),
+            twice: None,
+            display: Display::new(),
+        }
     }
 }
 
@@ -35,6 +43,11 @@ impl Gather {
     /// The rows in the order of the data.
     pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = &LocatedRow> {
         self.rows.values()
+    }
+
+    /// The photos for the report, in the order of the data.
+    pub(super) fn photos(&self) -> impl ExactSizeIterator<Item = &ReportPhoto> {
+        self.photos.values()
     }
 
     /// The distance of each row to the nearest training place, km; `None` if the worker could not measure it.
@@ -101,19 +114,22 @@ fn joined(parts: &[NearestKnown], km: impl Fn(&NearestKnown) -> Option<&[f32]>) 
 }
 
 impl GangObserver for Gather {
-    fn report(&mut self, message: ToLauncher) {
-        let located = match message {
-            ToLauncher::Located(located) => located,
-            ToLauncher::Nearest(part) => return self.nearest.push(part),
-            _ => return,
-        };
-        for row in located.rows {
-            let index = row.index;
-            if self.rows.insert(index, row).is_some() {
-                self.twice = Some(index);
+    fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
+        match message {
+            ToLauncher::Located(located) => {
+                for row in located.rows {
+                    let index = row.index;
+                    if self.rows.insert(index, row).is_some() {
+                        self.twice = Some(index);
+                    }
+                }
+                self.display.count("photos located", self.rows.len() as u64, located.of_rows);
             }
+            ToLauncher::Nearest(part) => self.nearest.push(part),
+            ToLauncher::ReportPhoto(photo) => drop(self.photos.insert(photo.row.index, photo)),
+            _ => {}
         }
-        self.display.count("photos located", self.rows.len() as u64, located.of_rows);
+        Ok(())
     }
 }
 
@@ -122,10 +138,11 @@ impl GangObserver for Gather {
 pub(super) struct GalleryProgress(pub(super) Display);
 
 impl GangObserver for GalleryProgress {
-    fn report(&mut self, message: ToLauncher) {
+    fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         if let ToLauncher::Embedded { points, of_points } = message {
             self.0.count("gallery points embedded", points, of_points);
         }
+        Ok(())
     }
 }
 
@@ -153,7 +170,7 @@ mod tests {
     fn gathered(indices: &[u64]) -> Gather {
         let mut gather = Gather::default();
         let rows = indices.iter().map(|index| row(*index)).collect();
-        gather.report(ToLauncher::Located(LocatedRows { of_rows: 4, rows }));
+        gather.report(ToLauncher::Located(LocatedRows { of_rows: 4, rows })).expect("rows are kept in memory");
         gather
     }
 

@@ -1,14 +1,16 @@
-//! The calibration of a run, which `eval --calibrate` keeps in `RUN/eval/`: the radii of predictions and the temperature
-//! of densities.
+//! The calibration of a model, which `eval --calibrate` keeps in `RUN/eval/`: the radii of predictions and the
+//! temperature of densities.
 
 use std::path::{Path, PathBuf};
 
 use locdiff_core::calibration::{Calibration, FittedTemperature};
 use locdiff_core::config::RunConfig;
-use locdiff_core::files::Files;
+use locdiff_core::files::{self, Files};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::files::calibration_name;
+use super::model::{ModelFile, ModelSource, SourceText, head_xxh3};
 use crate::error::{LaunchError, reported};
 use crate::output::Output;
 use crate::terminal::{width, wrapped};
@@ -30,97 +32,131 @@ pub(in crate::verbs) struct SavedCalibration {
 impl SavedCalibration {
     /// Writes the calibration to the folder of the run. Returns the path of the file.
     pub(super) fn write(&self, run: &Path, is_hybrid: bool) -> anyhow::Result<PathBuf> {
-        let path = file(run, is_hybrid);
+        let path = run.join("eval").join(calibration_name(is_hybrid));
         Files::real().create_folders(&run.join("eval"))?;
         Files::real().write_atomically(&path, serde_json::to_string_pretty(self)?.as_bytes())?;
         Ok(path)
     }
+
+    fn parse(source: &SourceText, is_hybrid: bool) -> Result<Self, LaunchError> {
+        serde_json::from_str(&source.text).map_err(|error| {
+            let flag = if is_hybrid { " --hybrid" } else { "" };
+            reported!(Corrupt, "{}: {error}; `eval --calibrate{flag}` makes it again", source.name)
+        })
+    }
+
+    /// Why the calibration does not fit `settings`; `None` if it does.
+    fn misfit(&self, settings: &Value) -> Option<String> {
+        let name = first_difference(&self.settings, settings)?;
+        Some(match (name.as_str(), self.settings.get(CHECKPOINT)) {
+            (CHECKPOINT, None) => "is from an older version, which did not record the checkpoint".to_owned(),
+            (CHECKPOINT, _) => "was measured with another checkpoint of the same step".to_owned(),
+            _ => format!("was measured with another value of `{name}`"),
+        })
+    }
 }
 
-fn file(run: &Path, is_hybrid: bool) -> PathBuf {
-    run.join("eval").join(if is_hybrid { "calibration-hybrid.json" } else { "calibration.json" })
-}
+/// The setting that names the checkpoint by its checksum.
+const CHECKPOINT: &str = "checkpoint";
 
-/// The settings that answers and samples depend on.
-pub(in crate::verbs) fn settings(config: &RunConfig, step: u64) -> Value {
-    let eval = &config.eval;
+/// The settings that answers and samples depend on. Files that they name are identified by their contents, so that they
+/// may be moved.
+pub(in crate::verbs) fn settings(config: &RunConfig, model: &ModelFile) -> Value {
+    let (eval, mut retrieval) = (&config.eval, json!(config.retrieval));
+    retrieval["geoclip"] = json!(contents(&Path::new(&config.retrieval.geoclip).join("manifest.json")));
+    retrieval["gallery"] = json!(contents(Path::new(&config.retrieval.gallery)));
+    retrieval["run"] = json!(head_xxh3(config, &config.retrieval.run));
     json!({
-        "step": step, "samples": eval.samples, "sampler_steps": eval.sampler_steps, "sampler_eta": eval.sampler_eta,
-        "guidance": eval.guidance, "aggregator": eval.aggregator, "anchors": eval.anchors, "refine": eval.refine,
-        "grid_points": eval.grid_points, "neighbourhood_km": eval.neighbourhood_km, "prior": eval.prior,
-        "mean_views": config.shards.mean_views, "retrieval": config.retrieval, "seed": config.train.seed,
+        "step": model.step, CHECKPOINT: model.xxh3, "samples": eval.samples, "sampler_steps": eval.sampler_steps,
+        "sampler_eta": eval.sampler_eta, "guidance": eval.guidance, "aggregator": eval.aggregator,
+        "anchors": eval.anchors, "refine": eval.refine, "grid_points": eval.grid_points,
+        "neighbourhood_km": eval.neighbourhood_km, "prior": eval.prior, "mean_views": config.shards.mean_views,
+        "retrieval": retrieval, "seed": config.train.seed,
     })
 }
 
-/// The calibration of a run, as far as there is one.
+/// The checksum of a file; `None` if it cannot be read.
+pub(in crate::verbs) fn contents(path: &Path) -> Option<String> {
+    files::measure(path).ok().map(|found| found.xxh3)
+}
+
+/// The calibration of a model, as far as there is one.
 enum FoundCalibration {
     Missing,
-    /// Measured with another value of this setting.
+    /// It does not fit, for this reason.
     Other(String),
     Fitting(SavedCalibration),
 }
 
-fn flag(is_hybrid: bool) -> &'static str {
-    if is_hybrid { " --hybrid" } else { "" }
+fn look(
+    source: &ModelSource,
+    config: &RunConfig,
+    model: &ModelFile,
+    is_hybrid: bool,
+) -> Result<FoundCalibration, LaunchError> {
+    let Some(text) = source.calibration(is_hybrid)? else { return Ok(FoundCalibration::Missing) };
+    let saved = SavedCalibration::parse(&text, is_hybrid)?;
+    Ok(match saved.misfit(&settings(config, model)) {
+        Some(reason) => FoundCalibration::Other(format!("{} {reason}", text.name)),
+        None => FoundCalibration::Fitting(saved),
+    })
 }
 
-fn look(run: &Path, config: &RunConfig, step: u64, is_hybrid: bool) -> Result<FoundCalibration, LaunchError> {
-    let path = file(run, is_hybrid);
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(FoundCalibration::Missing),
-        Err(error) => return Err(LaunchError::at(path)(error)),
-    };
-    let saved: SavedCalibration = serde_json::from_str(&text).map_err(|error| {
-        let flag = flag(is_hybrid);
-        reported!(Corrupt, "{}: {error}; `eval --calibrate{flag}` makes it again", path.display())
-    })?;
-    let difference = first_difference(&saved.settings, &settings(config, step));
-    Ok(difference.map_or(FoundCalibration::Fitting(saved), FoundCalibration::Other))
-}
-
-/// Reads the calibration of a run. Without one, or if it was measured with other settings, says how to make one and
+/// Reads the calibration of a model. Without one, or if it was measured with other settings, says how to make one and
 /// returns `None`.
 pub(in crate::verbs) fn load(
-    run: &Path,
+    source: &ModelSource,
     config: &RunConfig,
-    step: u64,
+    model: &ModelFile,
     is_hybrid: bool,
     output: Output,
 ) -> Result<Option<SavedCalibration>, LaunchError> {
-    let reason = match look(run, config, step, is_hybrid)? {
+    let reason = match look(source, config, model, is_hybrid)? {
         FoundCalibration::Fitting(saved) => return Ok(Some(saved)),
-        FoundCalibration::Missing => format!("run {} is not calibrated", run.display()),
-        FoundCalibration::Other(name) => other_value(run, is_hybrid, &name),
+        FoundCalibration::Other(reason) => reason,
+        FoundCalibration::Missing => format!("{} is not calibrated", source.described()),
     };
-    let flag = flag(is_hybrid);
-    let line = format!("the answers have no radii, because {reason}; `eval --calibrate{flag}` measures them");
+    let line = format!("the answers have no radii, because {reason}; {}", source.how_to_calibrate(is_hybrid));
     output.print(&wrapped(&line, 2, width()));
     Ok(None)
 }
 
 /// Reads the calibration that an evaluation checks. If it was measured with other settings, says so and returns `None`.
 pub(super) fn load_to_check(
-    run: &Path,
+    source: &ModelSource,
     config: &RunConfig,
-    step: u64,
+    model: &ModelFile,
     is_hybrid: bool,
     output: Output,
 ) -> Result<Option<SavedCalibration>, LaunchError> {
-    match look(run, config, step, is_hybrid)? {
+    match look(source, config, model, is_hybrid)? {
         FoundCalibration::Fitting(saved) => Ok(Some(saved)),
         FoundCalibration::Missing => Ok(None),
-        FoundCalibration::Other(name) => {
-            let (reason, flag) = (other_value(run, is_hybrid, &name), flag(is_hybrid));
-            let line = format!("the calibration is not checked, because {reason}; repeat `eval --calibrate{flag}`");
+        FoundCalibration::Other(reason) => {
+            let line =
+                format!("the calibration is not checked, because {reason}; {}", source.how_to_calibrate(is_hybrid));
             output.print(&wrapped(&line, 2, width()));
             Ok(None)
         }
     }
 }
 
-fn other_value(run: &Path, is_hybrid: bool, name: &str) -> String {
-    format!("{} was measured with another value of `{name}`", file(run, is_hybrid).display())
+/// The calibration of a run as text, if it was measured with the checkpoint `model`. If it was measured with another
+/// one, says so.
+pub(in crate::verbs) fn to_export(
+    source: &ModelSource,
+    model: &ModelFile,
+    is_hybrid: bool,
+    output: Output,
+) -> Result<Option<String>, LaunchError> {
+    let Some(found) = source.calibration(is_hybrid)? else { return Ok(None) };
+    let saved = SavedCalibration::parse(&found, is_hybrid)?;
+    let Some(reason) = saved.misfit(&json!({ "step": model.step, CHECKPOINT: model.xxh3 })) else {
+        return Ok(Some(found.text));
+    };
+    let line = format!("not exported: {} {reason}; {}", found.name, source.how_to_calibrate(is_hybrid));
+    output.print(&wrapped(&line, 2, width()));
+    Ok(None)
 }
 
 /// The first key of `other` whose value is different in `one`.

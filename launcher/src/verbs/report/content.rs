@@ -4,21 +4,24 @@
 //! The content depends on the files of the runs alone. To limit the size of the page, it may hold only some of the
 //! photos; tables and curves are always computed from all of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
+use locdiff_core::config::REPORT_PHOTOS_MAX;
+use locdiff_core::draw::spread;
 use locdiff_core::metrics::{NamedIntervals, PlaceGroups, THRESHOLDS_KM, compare};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::source::{CalibrationTable, EvaluatedRun, PhotoDetail, SuiteResult};
-use super::systems::{PhotoSet, System, bootstrap, curve_km, photo_set, shown, system, vectors};
+use super::photos::PhotoDetail;
+use super::source::{CalibrationTable, EvaluatedRun, SuiteResult};
+use super::systems::{PhotoSet, System, bootstrap, curve_km, photo_set, short_id, system, vectors};
 use crate::error::{LaunchError, reported};
 
 /// Largest number of answers in the content, over all systems: about 1.5 MB.
 const ANSWERS_MAX: usize = 60_000;
 
 /// Largest number of photos with samples, for each run.
-const IMAGES_MAX: usize = 100;
+const IMAGES_MAX: usize = REPORT_PHOTOS_MAX as usize;
 
 /// Largest number of points of a training curve.
 const CURVE_POINTS_MAX: usize = 400;
@@ -124,10 +127,16 @@ impl ReportContent {
         let curve_km = curve_km(&thresholds_km);
         let all_systems: usize = runs.iter().map(|run| run.answers.len()).sum();
         let shown_max = ANSWERS_MAX / all_systems.max(1);
+        // The runs of each photo set.
+        let sets: Vec<Vec<&EvaluatedRun>> = (0..)
+            .map(|set| runs.iter().zip(&set_of_run).filter(|(_, own)| **own == set).map(|(run, _)| run).collect())
+            .take_while(|runs: &Vec<_>| !runs.is_empty())
+            .collect();
+        let shown: Vec<Vec<usize>> = sets.iter().map(|runs| shown_rows(runs, shown_max)).collect();
         let mut systems = Vec::new();
         for (at, run) in runs.iter().enumerate() {
             for (method, answers) in &run.answers {
-                let mut system = system(run, method, answers, &curve_km, shown_max)?;
+                let mut system = system(run, method, answers, &curve_km, &shown[set_of_run[at]])?;
                 (system.run, system.photo_set) = (at, set_of_run[at]);
                 if runs.len() > 1 {
                     system.name = format!("{}: {}", run.name, system.name);
@@ -135,8 +144,8 @@ impl ReportContent {
                 systems.push(system);
             }
         }
-        let sets = (0..).map_while(|set| set_of_run.iter().position(|own| *own == set));
-        let photo_sets: Vec<PhotoSet> = sets.map(|run| photo_set(&runs[run], shown_max)).collect();
+        let photo_sets: Vec<PhotoSet> =
+            sets.iter().zip(&shown).map(|(runs, shown)| photo_set(runs[0], shown)).collect();
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
         Ok(Self {
             title: names.join(", "),
@@ -314,17 +323,28 @@ fn training(run: &EvaluatedRun) -> BTreeMap<String, Vec<(u64, Option<f32>)>> {
     let is_shown = |tag: &str| CURVES.iter().any(|prefix| tag.starts_with(prefix));
     let curve = |(tag, values): (&String, &BTreeMap<u64, f64>)| {
         let points: Vec<(u64, f64)> = values.iter().map(|(step, value)| (*step, *value)).collect();
-        let mut rows: Vec<usize> = shown(points.len(), CURVE_POINTS_MAX).collect();
-        // The last point shows where the run ended.
-        if let Some(last) = rows.last_mut() {
-            *last = points.len() - 1;
-        }
         let point = |row: usize| (points[row].0, Some(points[row].1 as f32).filter(|value| value.is_finite()));
-        (tag.clone(), rows.into_iter().map(point).collect())
+        (tag.clone(), spread(points.len(), CURVE_POINTS_MAX).map(point).collect())
     };
     run.curves.iter().filter(|(tag, _)| is_shown(tag)).map(curve).collect()
 }
 
+/// The rows that the page shows of a photo set, which `runs` share: `max` rows at equal steps, or all of them, and the
+/// rows with samples.
+fn shown_rows(runs: &[&EvaluatedRun], max: usize) -> Vec<usize> {
+    let (ids, images) = (&runs[0].truth.ids, runs.iter().flat_map(|run| run.images.iter().take(IMAGES_MAX)));
+    let mut with_samples: HashSet<&str> = images.map(|photo| photo.id.as_str()).collect();
+    // The first row of each id, because many rows may have the same id.
+    let mut rows: Vec<usize> = (0..ids.len()).filter(|row| with_samples.remove(ids[*row].as_str())).collect();
+    rows.extend(spread(ids.len(), max));
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
 fn images(run: usize, from: &EvaluatedRun) -> impl Iterator<Item = RunImage> {
-    from.images.iter().take(IMAGES_MAX).map(move |photo| RunImage { run, photo: photo.clone() })
+    from.images.iter().take(IMAGES_MAX).cloned().map(move |mut photo| {
+        photo.id = short_id(&photo.id);
+        RunImage { run, photo }
+    })
 }

@@ -24,6 +24,7 @@ const SCRIPT: &str = concat!(
     include_str!("page/data.js"),
     include_str!("page/charts.js"),
     include_str!("page/map.js"),
+    include_str!("page/cells.js"),
     include_str!("page/photos.js"),
     include_str!("page/main.js"),
 );

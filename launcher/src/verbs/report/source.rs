@@ -1,7 +1,7 @@
 //! Reads an evaluated run: the files in `RUN/eval/`, the configuration, and the curves in the TensorBoard files.
 //!
-//! Two parts are optional. `table.json` may have an object `calibration`, and `images.json` may hold single photos with
-//! their samples, alternatives and densities. docs/OPERATIONS.md specifies both.
+//! Two parts are optional. `table.json` may have an object `calibration`, and `images.json` may hold single photos
+//! (`photos`). docs/OPERATIONS.md specifies both.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::photos::{self, PhotoDetail, PhotosFile};
 use crate::cli::Suite;
 use crate::error::{LaunchError, refuse, reported};
 use crate::run_folder::CONFIG;
@@ -59,49 +60,6 @@ pub(super) struct CalibrationRow {
     pub(super) share: f64,
     pub(super) lo: f64,
     pub(super) hi: f64,
-}
-
-/// A photo with everything that was sampled for it. Places are pairs of latitude and longitude.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct PhotoDetail {
-    id: String,
-    truth: Option<[f64; 2]>,
-    answer: Option<[f64; 2]>,
-    #[serde(default)]
-    samples: Vec<[f64; 2]>,
-    #[serde(default)]
-    alternatives: Vec<OtherPlace>,
-    #[serde(default)]
-    steps: Vec<DensityStep>,
-}
-
-/// Another possible answer.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct OtherPlace {
-    lat: f64,
-    lon: f64,
-    weight: f64,
-}
-
-/// The density at one denoising step.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct DensityStep {
-    /// The diffusion timestep.
-    t: u64,
-    /// Height of a cell, degrees of latitude.
-    #[serde(default = "default_cell_degrees")]
-    cell_degrees: f64,
-    /// Latitude and longitude of the middle of each cell, and its density.
-    cells: Vec<[f64; 3]>,
-}
-
-fn default_cell_degrees() -> f64 {
-    2.0
-}
-
-#[derive(Deserialize)]
-struct ImagesFile {
-    images: Vec<PhotoDetail>,
 }
 
 /// The result of an experiment of the paper, from a file with the output of `eval --suite NAME --json`.
@@ -160,7 +118,7 @@ impl EvaluatedRun {
             };
         let truth = read_places(&eval.join("truth.csv"))?;
         let answers = read_answers(&eval, &truth)?;
-        let images = read_json::<ImagesFile>(&eval.join("images.json"))?.map_or_else(Vec::new, |file| file.images);
+        let images = read_json::<PhotosFile>(&eval.join(photos::FILE))?.map_or_else(Vec::new, |file| file.images);
         Ok(Self {
             config: config::load(&[Layer::File(folder.join(CONFIG))])?.config,
             curves: read_scalars(&board_folder(folder)).map_err(LaunchError::reported)?,
@@ -205,7 +163,7 @@ fn read_places(path: &Path) -> Result<PlacedIds, LaunchError> {
     for row in reader {
         let row = row.map_err(LaunchError::reported)?;
         ids.push(row.id.unwrap_or_default());
-        places.push(row.place);
+        places.extend(row.place);
     }
     Ok(PlacedIds { ids, places })
 }

@@ -75,7 +75,7 @@ pub(super) fn system(
     method: &str,
     answers: &[Place],
     curve_km: &[f64],
-    shown_max: usize,
+    shown: &[usize],
 ) -> Result<System, LaunchError> {
     let truth = vectors(&run.truth.places);
     let errors_km: Vec<f64> =
@@ -93,27 +93,23 @@ pub(super) fn system(
         percent: of(|interval| interval.value),
         lo: of(|interval| interval.lo),
         hi: of(|interval| interval.hi),
-        answers: shown(answers.len(), shown_max).flat_map(|row| degrees(answers[row])).collect(),
+        answers: shown.iter().flat_map(|row| degrees(answers[*row])).collect(),
         errors_km,
     })
 }
 
-/// The rows that are shown: all of them, or `max` rows at equal steps.
-pub(super) fn shown(rows: usize, max: usize) -> impl Iterator<Item = usize> {
-    let count = rows.min(max);
-    (0..count).map(move |at| at * rows / count)
-}
-
-pub(super) fn photo_set(run: &EvaluatedRun, shown_max: usize) -> PhotoSet {
+/// The photos of a run, of which the rows `shown` are shown.
+pub(super) fn photo_set(run: &EvaluatedRun, shown: &[usize]) -> PhotoSet {
     let (ids, places) = (&run.truth.ids, &run.truth.places);
     PhotoSet {
         photos: ids.len(),
-        ids: shown(ids.len(), shown_max).map(|row| short_id(&ids[row])).collect(),
-        truth: shown(ids.len(), shown_max).flat_map(|row| degrees(places[row])).collect(),
+        ids: shown.iter().map(|row| short_id(&ids[*row])).collect(),
+        truth: shown.iter().flat_map(|row| degrees(places[*row])).collect(),
     }
 }
 
-fn short_id(id: &str) -> String {
+/// The id as the page shows it.
+pub(super) fn short_id(id: &str) -> String {
     match id.char_indices().nth(ID_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &id[..end]),
         None => id.to_owned(),

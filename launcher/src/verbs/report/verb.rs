@@ -14,8 +14,8 @@ use crate::error::{LaunchError, refuse};
 use crate::output::Output;
 use crate::run_folder::RunLock;
 use crate::supervisor::{Supervisor, hold_signals};
-use crate::verbs::checkpoint::find_run;
 use crate::verbs::paths::require_new;
+use crate::verbs::runs::find_run;
 
 /// Folder of a report about several runs, if `--out` is not given.
 const COMPARISON: &str = "report";

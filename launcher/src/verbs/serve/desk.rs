@@ -53,7 +53,7 @@ impl Desk {
     }
 
     /// Passes photos to the worker. Takes all of them or none.
-    pub(super) fn ask(&self, embeddings: Vec<Vec<u16>>) -> Result<Vec<Reply>, NoAnswer> {
+    pub(super) fn ask(&self, embeddings: Vec<Vec<u16>>, with_density: bool) -> Result<Vec<Reply>, NoAnswer> {
         let mut state = self.lock();
         state.model.as_ref().map_err(|reason| NoAnswer::Closed(reason.clone()))?;
         if state.waiting.len() + embeddings.len() > WAITING_MAX {
@@ -67,7 +67,7 @@ impl Desk {
             state.waiting.insert(number, sender);
             replies.push(reply);
             // The receiver lives as long as the command.
-            let _ = self.orders.send(ToWorker::Locate(PhotoToLocate { number, embedding }));
+            let _ = self.orders.send(ToWorker::Locate(PhotoToLocate { number, embedding, with_density }));
         }
         Ok(replies)
     }
@@ -121,9 +121,9 @@ mod tests {
     fn desk_without_a_worker_takes_nothing_and_a_closed_one_answers_all_who_wait() {
         let (desk, mut orders) = Desk::new();
         let closed = |found: Result<_, NoAnswer>| matches!(found, Err(NoAnswer::Closed(_)));
-        assert!(closed(desk.ask(vec![vec![0; 2]]).map(drop)) && closed(desk.model().map(drop)));
+        assert!(closed(desk.ask(vec![vec![0; 2]], false).map(drop)) && closed(desk.model().map(drop)));
         desk.open(model());
-        let mut replies = desk.ask(vec![vec![0; 2], vec![1; 2]]).expect("the desk is open");
+        let mut replies = desk.ask(vec![vec![0; 2], vec![1; 2]], true).expect("the desk is open");
         desk.refuse(RefusedPhoto { number: 0, reason: "zeros".to_owned() });
         desk.close("the worker has ended");
         let found: Vec<_> = replies.iter_mut().map(|reply| reply.try_recv().expect("there is an answer")).collect();
@@ -136,9 +136,9 @@ mod tests {
     fn photos_of_clients_that_are_gone_still_count_until_they_are_answered() {
         let (desk, _orders) = Desk::new();
         desk.open(model());
-        drop(desk.ask(vec![vec![0; 2]; WAITING_MAX]).expect("there is room"));
-        assert_eq!(desk.ask(vec![vec![0; 2]]).map(drop), Err(NoAnswer::Full));
+        drop(desk.ask(vec![vec![0; 2]; WAITING_MAX], false).expect("there is room"));
+        assert_eq!(desk.ask(vec![vec![0; 2]], false).map(drop), Err(NoAnswer::Full));
         desk.refuse(RefusedPhoto { number: 7, reason: String::new() });
-        assert!(desk.ask(vec![vec![0; 2]]).is_ok());
+        assert!(desk.ask(vec![vec![0; 2]], false).is_ok());
     }
 }

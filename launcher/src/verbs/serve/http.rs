@@ -23,7 +23,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use locdiff_core::answers::{WrittenRow, json_object};
-use locdiff_core::calibration::Calibration;
+use locdiff_core::geo::order_and_cell;
 use locdiff_core::protocol::PredictedRow;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
@@ -34,23 +34,20 @@ use tokio::time::timeout;
 use super::desk::{Desk, NoAnswer};
 use super::guard::{Guard, check_site};
 use super::page::Page;
-use super::question::{BadQuestion, ROWS_MAX, ServeQuestion};
+use super::question::{BadQuestion, ROWS_MAX, ServeQuestion, row_name};
+use crate::verbs::eval::radii::SavedCalibration;
 
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 256;
+/// Most embeddings of a request for densities. A density may have 20,000 cells.
+const DENSITIES_MAX: usize = 8;
 /// Time for the headers of a request. A connection without a request is closed after this time.
 const HEADERS_TIME: Duration = Duration::from_secs(30);
-/// Time for the body of a request.
-const BODY_TIME: Duration = Duration::from_secs(10);
-/// Time until a request is answered.
-const ANSWER_TIME: Duration = Duration::from_secs(60);
 /// Age at which a connection is closed after its current request.
 const CONNECTION_TIME: Duration = Duration::from_secs(600);
 /// Largest body of a request, bytes.
 const BODY_BYTES_MAX: u64 = 4 << 20;
-/// Most bytes of a refused body that are read, and the time for it. A client that still sends its body could not read the
-/// refusal.
-const DRAIN_TIME: Duration = Duration::from_secs(2);
+/// Most bytes of a refused body that are read.
 const DRAINED_BYTES_MAX: usize = 32 << 20;
 /// Memory for the headers of a request, bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -67,11 +64,29 @@ const CLOSED_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 
 type HttpAnswer = Response<Full<Bytes>>;
 
+/// How long clients and the worker may take.
+#[derive(Debug, Clone, Copy)]
+struct TimeLimits {
+    /// Time for the body of a request.
+    body: Duration,
+    /// Time for the rest of a refused body. A client that still sends its body could not read the refusal.
+    drain: Duration,
+    /// Time until a request is answered.
+    answer: Duration,
+}
+
+impl Default for TimeLimits {
+    fn default() -> Self {
+        Self { body: Duration::from_secs(10), drain: Duration::from_secs(2), answer: Duration::from_secs(60) }
+    }
+}
+
 /// All that is needed to answer a request.
 pub(super) struct Site {
     desk: Arc<Desk>,
     guard: Guard,
-    calibration: Option<Calibration>,
+    limits: TimeLimits,
+    calibration: Option<SavedCalibration>,
     /// Facts for `/healthz`.
     facts: Value,
     page: Page,
@@ -131,7 +146,7 @@ async fn serve_connection(stream: TcpStream, client: IpAddr, site: &Site) {
         _ = connection.as_mut() => return,
         () = tokio::time::sleep(CONNECTION_TIME) => connection.as_mut().graceful_shutdown(),
     }
-    let _ = timeout(ANSWER_TIME + BODY_TIME, connection).await;
+    let _ = timeout(site.limits.answer + site.limits.body, connection).await;
 }
 
 /// A status other than 200, with its reason.
@@ -170,8 +185,8 @@ impl From<NoAnswer> for Refusal {
 
 impl Site {
     /// A site that asks `desk`. `facts` are shown at `/healthz`.
-    pub(super) fn new(desk: Arc<Desk>, guard: Guard, calibration: Option<Calibration>, facts: Value) -> Self {
-        Self { desk, guard, calibration, facts, page: Page::new() }
+    pub(super) fn new(desk: Arc<Desk>, guard: Guard, calibration: Option<SavedCalibration>, facts: Value) -> Self {
+        Self { desk, guard, limits: TimeLimits::default(), calibration, facts, page: Page::new() }
     }
 
     async fn answer(&self, request: Request<Incoming>, client: IpAddr, own: SocketAddr) -> HttpAnswer {
@@ -181,7 +196,7 @@ impl Site {
             Err(refusal) => {
                 // A client that waits for "100 Continue" sends no body after a refusal.
                 if !head.headers.contains_key(EXPECT) {
-                    let _ = timeout(DRAIN_TIME, drain(&mut body)).await;
+                    let _ = timeout(self.limits.drain, drain(&mut body)).await;
                 }
                 let mut answer = json_answer(refusal.status, &json!({ "error": refusal.text }));
                 answer.headers_mut().extend(refusal.header);
@@ -235,6 +250,7 @@ impl Site {
         let mut found = json!({ "ok": true, "step": model.step, "width": model.width, "rows_max": ROWS_MAX });
         if let (Value::Object(found), Value::Object(facts)) = (&mut found, &self.facts) {
             found.extend(facts.clone());
+            found.insert("density".to_owned(), json!(self.has_densities()));
         }
         Ok(json_answer(StatusCode::OK, &found))
     }
@@ -246,37 +262,82 @@ impl Site {
         }
         check_type_and_length(head)?;
         let width = self.desk.model()?.width as usize;
-        let question = match ServeQuestion::parse(&read(body).await?, width) {
+        let question = match ServeQuestion::parse(&self.read(body).await?, width) {
             Ok(question) => question,
             Err(BadQuestion::TooMany(text)) => return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text)),
             Err(BadQuestion::Wrong(text)) => return Err(Refusal::new(StatusCode::BAD_REQUEST, text)),
         };
-        let ServeQuestion { embeddings, ids, with_samples, is_single } = question;
-        let rows = timeout(ANSWER_TIME, self.locate(embeddings)).await.map_err(|_| {
-            let seconds = ANSWER_TIME.as_secs();
-            Refusal::later(StatusCode::SERVICE_UNAVAILABLE, format!("there was no answer within {seconds} s"))
+        if question.with_density && !self.has_densities() {
+            let text = "there are no densities, because the model has no temperature for these settings; `eval \
+                        --calibrate` measures it for a run, and `checkpoint export` exports it";
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, text));
+        }
+        if question.with_density && question.embeddings.len() > DENSITIES_MAX {
+            let count = question.embeddings.len();
+            let text = format!("{count} embeddings with \"density\": true, wanted at most {DENSITIES_MAX}");
+            return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+        }
+        let ServeQuestion { embeddings, ids, with_samples, with_density, is_single } = question;
+        let limit = self.limits.answer;
+        let rows = timeout(limit, self.locate(embeddings, with_density)).await.map_err(|_| {
+            let text = format!("there was no answer within {} s", limit.as_secs_f64());
+            Refusal::later(StatusCode::SERVICE_UNAVAILABLE, text)
         })??;
-        let written = |(row, id): (PredictedRow, String)| {
-            let radii_km = self.calibration.as_ref().map(|calibration| calibration.radii_km(row.spread_km));
-            json_object(&WrittenRow { row: PredictedRow { id, ..row }, radii_km }, with_samples)
-        };
-        let mut rows: Vec<Value> = rows.into_iter().zip(ids).map(written).collect();
+        let rows = rows.into_iter().zip(ids).map(|(row, id)| PredictedRow { id, ..row });
+        let mut rows: Vec<Value> = rows.map(|row| self.written(row, with_samples)).collect();
         let found = if is_single { rows.pop().unwrap_or_default() } else { json!({ "rows": rows }) };
         Ok(json_answer(StatusCode::OK, &found))
     }
 
+    /// Reads a body. Its Content-Length, which the HTTP library enforces, has been checked.
+    async fn read(&self, body: &mut Incoming) -> Result<Bytes, Refusal> {
+        match timeout(self.limits.body, body.collect()).await {
+            Ok(Ok(whole)) => Ok(whole.to_bytes()),
+            Ok(Err(error)) => Err(Refusal::new(StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}"))),
+            Err(_) => {
+                let text = format!("the body did not arrive within {} s", self.limits.body.as_secs_f64());
+                Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, text))
+            }
+        }
+    }
+
+    fn has_densities(&self) -> bool {
+        self.calibration.as_ref().is_some_and(|saved| saved.density.is_some())
+    }
+
     /// Waits until all photos are located. Fails with the first photo that cannot be located.
-    async fn locate(&self, embeddings: Vec<Vec<u16>>) -> Result<Vec<PredictedRow>, Refusal> {
-        let mut rows = Vec::with_capacity(embeddings.len());
-        for (row, reply) in self.desk.ask(embeddings)?.into_iter().enumerate() {
+    async fn locate(&self, embeddings: Vec<Vec<u16>>, with_density: bool) -> Result<Vec<PredictedRow>, Refusal> {
+        let count = embeddings.len();
+        let mut rows = Vec::with_capacity(count);
+        for (row, reply) in self.desk.ask(embeddings, with_density)?.into_iter().enumerate() {
             let found = reply.await.unwrap_or_else(|_| Err(NoAnswer::Closed("the worker gave no answer".to_owned())));
             rows.push(found.map_err(|reason| match reason {
-                NoAnswer::Refused(text) => NoAnswer::Refused(format!("row {row}: {text}")),
+                NoAnswer::Refused(text) => NoAnswer::Refused(format!("{}: {text}", row_name(row, count))),
                 other => other,
             })?);
         }
         Ok(rows)
     }
+
+    /// A row as a JSON object, like a line of `predict`.
+    fn written(&self, mut row: PredictedRow, with_samples: bool) -> Value {
+        let cells = std::mem::take(&mut row.density.cells);
+        let radii_km = self.calibration.as_ref().map(|saved| saved.calibration.radii_km(row.spread_km));
+        let mut found = json_object(&WrittenRow { row, radii_km }, with_samples);
+        if let Value::Object(fields) = &mut found
+            && !cells.is_empty()
+        {
+            fields.insert("density".to_owned(), cells.into_iter().map(cell_json).collect());
+        }
+        found
+    }
+}
+
+/// A cell of a density as JSON: its order, its number in the nested scheme, and its probability.
+fn cell_json((unique, probability): (u64, f32)) -> Value {
+    let (order, cell) = order_and_cell(unique);
+    // With the digits that an f32 has.
+    json!([order, cell, probability.to_string().parse::<f64>().unwrap_or_default()])
 }
 
 /// Checks what the headers say about the body.
@@ -295,18 +356,6 @@ fn check_type_and_length(head: &Parts) -> Result<(), Refusal> {
         return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text));
     }
     Ok(())
-}
-
-/// Reads a body. Its Content-Length, which the HTTP library enforces, has been checked.
-async fn read(body: &mut Incoming) -> Result<Bytes, Refusal> {
-    match timeout(BODY_TIME, body.collect()).await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) => Err(Refusal::new(StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}"))),
-        Err(_) => {
-            let text = format!("the body did not arrive within {} s", BODY_TIME.as_secs());
-            Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, text))
-        }
-    }
 }
 
 /// Reads the rest of a body and forgets it, unless it is too long.
@@ -329,3 +378,7 @@ fn json_answer(status: StatusCode, value: &Value) -> HttpAnswer {
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     answer
 }
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

@@ -4,7 +4,7 @@
 //! - `guard`: who may ask: Host and Origin, the token, the rate.
 //! - `question`: reads the JSON of a request.
 //! - `desk`: the photos that wait for the worker.
-//! - `page`: the page. It uses the map of the report.
+//! - `page`: the page. Its globe is built on the map of the report.
 //!
 //! The main thread supervises the worker, which keeps the model loaded. A second thread serves HTTP. If the worker ends,
 //! requests get status 503 until a new worker has loaded the model.
@@ -26,7 +26,7 @@ use locdiff_core::protocol::{EvalTask, HybridRequest, Job, Prediction, ServedMod
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::eval::{self, prepared_job, radii};
+use super::eval::{find_model, prepared_job, radii};
 use super::restarts::{FailedAttempt, try_again};
 use crate::cli::{Global, ServeRequest};
 use crate::error::{LaunchError, refuse, reported};
@@ -48,41 +48,42 @@ const PHOTOS: &str = "request";
 pub(super) fn run(request: &ServeRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
     let token = read_token(request.bind, global)?;
     let listener = bind(request.bind)?;
-    // `_use` keeps a launcher that trains the same run from removing the checkpoint meanwhile.
-    let (run, checkpoint, _use, mut resolved) = eval::find(global, request.hybrid, output)?;
+    let mut model = find_model(request.model.as_deref(), global, request.hybrid, output)?;
     // The true places are not known, so no gallery point can be left out for being near one.
-    resolved.config.eval.exclude_km = 0.0;
-    let config = resolved.config;
-    let calibration = radii::load(&run, &config, checkpoint.manifest.step, request.hybrid, output)?;
-    let calibration = calibration.map(|saved| saved.calibration);
+    model.resolved.config.eval.exclude_km = 0.0;
+    let (config, file) = (&model.resolved.config, &model.file);
+    let calibration = radii::load(&model.source, config, file, request.hybrid, output)?;
     let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
     let task = EvalTask::Predict(Prediction {
         with_truth: false,
         with_samples: true,
         skips_bad_rows: false,
         truth_temperatures: Vec::new(),
-        cells_temperature: None,
+        cells_temperature: calibration.as_ref().and_then(|saved| Some(saved.density.as_ref()?.temperature)),
+        prior: None,
         done: Vec::new(),
     });
-    let job = Job::Serve(Box::new(prepared_job(config.clone(), &checkpoint, PHOTOS, hybrid, &task)?));
+    let job = Job::Serve(Box::new(prepared_job(config.clone(), file, PHOTOS, hybrid, &task)?));
     hold_signals()?;
     let mut supervisor = Supervisor::new()?;
     let (desk, mut orders) = Desk::new();
     let address = listener.local_addr().map_err(LaunchError::at("--bind"))?;
-    let name = run.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let name = model.source.path().file_name().unwrap_or_default().display();
+    let name = if model.source.run().is_some() { format!("run {name}") } else { name.to_string() };
     let facts = json!({
-        "run": name, "hybrid": request.hybrid, "calibrated": calibration.is_some(), "samples": config.eval.samples,
+        "model": name, "hybrid": request.hybrid, "calibrated": calibration.is_some(), "samples": config.eval.samples,
         "token": token.is_some(),
     });
     http::start(listener, Site::new(Arc::clone(&desk), Guard::new(token), calibration, facts))?;
-    let announce = move |model: &ServedModel| {
+    let (run, checkpoint) = (model.source.run(), &file.path);
+    let announce = |model: &ServedModel| {
         let url = format!("http://{address}/");
-        output.print(&format!("serving run {name} (step {}) at {url}; Ctrl-C ends it", model.step));
+        output.print(&format!("serving {name} (step {}) at {url}; Ctrl-C ends it", model.step));
         output.result(&json!({
-            "ok": true, "url": url, "run": run, "checkpoint": checkpoint.path, "pid": std::process::id(), "model": model,
+            "ok": true, "url": url, "run": run, "checkpoint": checkpoint, "pid": std::process::id(), "model": model,
         }));
     };
-    match keep_serving(&mut supervisor, &config, &job, (&desk, &mut orders), &announce)? {}
+    match keep_serving(&mut supervisor, config, &job, (&desk, &mut orders), &announce)? {}
 }
 
 /// Keeps a worker running. Ends with an error if a signal arrives, or if workers fail repeatedly.
@@ -131,7 +132,7 @@ struct Clerk<'a> {
 }
 
 impl GangObserver for Clerk<'_> {
-    fn report(&mut self, message: ToLauncher) {
+    fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         match message {
             ToLauncher::Serving(model) => {
                 self.desk.open(model.clone());
@@ -146,6 +147,7 @@ impl GangObserver for Clerk<'_> {
             ToLauncher::Refused(photo) => self.desk.refuse(photo),
             _ => {}
         }
+        Ok(())
     }
 }
 

@@ -9,7 +9,12 @@ use hyper::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
 use crate::verbs::report::{MAP_SCRIPT, MAP_STYLE, land_json, source_hash};
 
 const STYLE: &str = include_str!("page/serve.css");
-const SCRIPT: &str = concat!(include_str!("page/files.js"), include_str!("page/serve.js"));
+const SCRIPT: &str = concat!(
+    include_str!("page/files.js"),
+    include_str!("page/globe.js"),
+    include_str!("page/density.js"),
+    include_str!("page/serve.js"),
+);
 
 /// The page, with its policy.
 pub(super) struct Page {

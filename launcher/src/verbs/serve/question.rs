@@ -1,10 +1,13 @@
-//! Reads the JSON of a request: one embedding as a list of numbers, or an object with `embeddings`.
+//! Reads the JSON of a request: one embedding as a list of numbers, or an object with `embeddings`. Messages count
+//! from 1.
 
 use locdiff_core::tables::to_halves;
 use serde_json::{Map, Value};
 
 /// Most embeddings in a request.
 pub(super) const ROWS_MAX: usize = 64;
+/// The fields of a request.
+const FIELDS: [&str; 4] = ["embeddings", "ids", "samples", "density"];
 
 /// What a client asks.
 #[derive(Debug, PartialEq)]
@@ -15,6 +18,8 @@ pub(super) struct ServeQuestion {
     pub(super) ids: Vec<String>,
     /// Whether the answers contain all samples.
     pub(super) with_samples: bool,
+    /// Whether the answers contain the densities.
+    pub(super) with_density: bool,
     /// Whether the request is a single embedding, not an object with `embeddings`.
     pub(super) is_single: bool,
 }
@@ -45,9 +50,10 @@ impl ServeQuestion {
                     .to_owned())?
             }
             Value::Array(numbers) => Ok(Self {
-                embeddings: vec![embedding(&numbers, width, "the embedding", "")?],
+                embeddings: vec![embedding(&numbers, width, "the embedding")?],
                 ids: vec!["0".to_owned()],
                 with_samples: false,
+                with_density: false,
                 is_single: true,
             }),
             Value::Object(fields) => Self::of_fields(fields, width),
@@ -59,9 +65,9 @@ impl ServeQuestion {
     }
 
     fn of_fields(mut fields: Map<String, Value>, width: usize) -> Result<Self, BadQuestion> {
-        let (rows, ids, samples) = (fields.remove("embeddings"), fields.remove("ids"), fields.remove("samples"));
+        let [rows, ids, samples, density] = FIELDS.map(|name| fields.remove(name));
         if let Some(name) = fields.keys().next() {
-            Err(format!("unknown field {name:?}; known fields: embeddings, ids, samples"))?;
+            Err(format!("unknown field {name:?}; known fields: {}", FIELDS.join(", ")))?;
         }
         let rows = match rows {
             Some(Value::Array(rows)) => rows,
@@ -75,18 +81,28 @@ impl ServeQuestion {
             let text = format!("`embeddings` has {} rows, wanted at most {ROWS_MAX} in a request", rows.len());
             return Err(BadQuestion::TooMany(text));
         }
-        let embedding = |(row, numbers): (usize, &Value)| match numbers {
-            Value::Array(numbers) => embedding(numbers, width, &format!("row {row}"), &format!("row {row}, ")),
-            other => Err(format!("row {row} is {}, wanted a list of {width} numbers", kind(other))),
+        let embedding = |(row, numbers): (usize, &Value)| match (numbers, row_name(row, rows.len())) {
+            (Value::Array(numbers), name) => embedding(numbers, width, &name),
+            (other, name) => Err(format!("{name} is {}, wanted a list of {width} numbers", kind(other))),
         };
-        let with_samples = match samples {
-            None => false,
-            Some(Value::Bool(wanted)) => wanted,
-            Some(other) => Err(format!("`samples` is {}, wanted true or false", kind(&other)))?,
-        };
+        let (with_samples, with_density) = (read_flag(samples, "samples")?, read_flag(density, "density")?);
         let embeddings = rows.iter().enumerate().map(embedding).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { ids: read_ids(ids, embeddings.len())?, embeddings, with_samples, is_single: false })
+        Ok(Self { ids: read_ids(ids, embeddings.len())?, embeddings, with_samples, with_density, is_single: false })
     }
+}
+
+/// A field that is true or false, by default false.
+fn read_flag(field: Option<Value>, name: &str) -> Result<bool, String> {
+    match field {
+        None => Ok(false),
+        Some(Value::Bool(wanted)) => Ok(wanted),
+        Some(other) => Err(format!("`{name}` is {}, wanted true or false", kind(&other))),
+    }
+}
+
+/// The name of a row in messages.
+pub(super) fn row_name(row: usize, rows: usize) -> String {
+    if rows == 1 { "the embedding".to_owned() } else { format!("embedding {} of {rows}", row + 1) }
 }
 
 /// The ids of `rows` rows. Without ids, the number of a row is its id, as in `predict`.
@@ -101,20 +117,19 @@ fn read_ids(ids: Option<Value>, rows: usize) -> Result<Vec<String>, String> {
     }
     let id = |(row, id): (usize, Value)| match id {
         Value::String(id) => Ok(id),
-        other => Err(format!("id {row} is {}, wanted a string", kind(&other))),
+        other => Err(format!("id {} is {}, wanted a string", row + 1, kind(&other))),
     };
     ids.into_iter().enumerate().map(id).collect()
 }
 
-/// The bits of an embedding. `name` and `place` name the row in error messages.
-fn embedding(numbers: &[Value], width: usize, name: &str, place: &str) -> Result<Vec<u16>, String> {
+/// The bits of an embedding. `name` names the row in error messages.
+fn embedding(numbers: &[Value], width: usize, name: &str) -> Result<Vec<u16>, String> {
     if numbers.len() != width {
         return Err(format!("{name} has {} numbers, wanted {width}", numbers.len()));
     }
     let number = |(column, number): (usize, &Value)| {
-        let number =
-            number.as_f64().ok_or_else(|| format!("{place}column {column} is {}, wanted a number", kind(number)));
-        number.map(|number| number as f32)
+        let wrong = || format!("{name}: number {} is {}, wanted a number", column + 1, kind(number));
+        number.as_f64().map(|number| number as f32).ok_or_else(wrong)
     };
     let values = numbers.iter().enumerate().map(number).collect::<Result<Vec<f32>, String>>()?;
     let halves = to_halves(&values).map_err(|reason| format!("{name}: {reason}"))?;
@@ -145,6 +160,7 @@ mod tests {
         let several = ServeQuestion::parse(text, 2).expect("the request is right");
         assert_eq!(several.embeddings, [[0, 0x3c00], [0, 0x7bff]]);
         assert_eq!((several.ids, several.with_samples), (vec!["a".to_owned(), "b".to_owned()], true));
+        assert!(!several.with_density);
         let plain = ServeQuestion::parse(br#"{"embeddings": [[0, 1]]}"#, 2).expect("the request is right");
         assert_eq!((plain.ids, plain.with_samples, plain.is_single), (vec!["0".to_owned()], false, false));
     }
@@ -159,19 +175,20 @@ mod tests {
             ("\"x\"", "the body is a string, wanted a list of 2 numbers"),
             ("[]", "the embedding has 0 numbers, wanted 2"),
             ("[1, 2, 3]", "the embedding has 3 numbers, wanted 2"),
-            ("[1, \"2\"]", "column 1 is a string, wanted a number"),
-            ("[1, 70000]", "the embedding: element 1 is 70000, wanted a number that float16 can hold"),
+            ("[1, \"2\"]", "the embedding: number 2 is a string, wanted a number"),
+            ("[1, 70000]", "the embedding: number 2 is 70000, wanted a number that float16 can hold"),
             ("[[1, 2]]", "list of lists"),
             ("{}", "no field `embeddings`"),
             ("{\"embeddings\": []}", "`embeddings` is empty"),
             ("{\"embeddings\": 1}", "`embeddings` is a number"),
-            ("{\"embeddings\": [[1, 2], null]}", "row 1 is null"),
-            ("{\"embeddings\": [[1, 2], [1]]}", "row 1 has 1 numbers, wanted 2"),
-            ("{\"embeddings\": [[1, true]]}", "row 0, column 1 is true or false"),
-            ("{\"embeddings\": [[1, 1e9]]}", "row 0: element 1 is 1000000000"),
+            ("{\"embeddings\": [[1, 2], null]}", "embedding 2 of 2 is null"),
+            ("{\"embeddings\": [[1, 2], [1]]}", "embedding 2 of 2 has 1 numbers, wanted 2"),
+            ("{\"embeddings\": [[1, true]]}", "the embedding: number 2 is true or false"),
+            ("{\"embeddings\": [[1, 1e9]]}", "the embedding: number 2 is 1000000000"),
             ("{\"embeddings\": [[1, 2]], \"ids\": []}", "`ids` has 0 entries"),
-            ("{\"embeddings\": [[1, 2]], \"ids\": [3]}", "id 0 is a number"),
+            ("{\"embeddings\": [[1, 2]], \"ids\": [3]}", "id 1 is a number"),
             ("{\"embeddings\": [[1, 2]], \"samples\": 1}", "`samples` is a number"),
+            ("{\"embeddings\": [[1, 2]], \"density\": null}", "`density` is null"),
             ("{\"embedding\": [1, 2]}", "unknown field \"embedding\""),
         ] {
             match ServeQuestion::parse(body.as_bytes(), 2) {

@@ -2,38 +2,22 @@
 // the density along the denoising steps.
 
 function drawPhotos(parent) {
-  const state = { set: 0, at: 0, order: [], image: null, step: 0 };
+  const state = { set: 0, at: 0, order: [], run: 0, image: null, step: 0 };
   const details = new Map(data.images.map((image) => [`${image.run}\n${image.id}`, image]));
   const systemsOf = (set) => data.systems.map((system, at) => ({ ...system, at })).filter((system) => system.photo_set === set);
-  const imageOf = (set, photo) => {
+  // What the runs have sampled for a photo.
+  const imagesOf = (set, photo) => {
     const runs = [...new Set(systemsOf(set).map((system) => system.run))];
-    return runs.map((run) => details.get(`${run}\n${data.photo_sets[set].ids[photo]}`)).find(Boolean) ?? null;
+    return runs.map((run) => details.get(`${run}\n${data.photo_sets[set].ids[photo]}`)).filter(Boolean);
   };
+  const hasImage = (set, photo) => imagesOf(set, photo).length > 0;
   const photo = () => state.order[state.at];
   const truth = () => pair(data.photo_sets[state.set].truth, photo());
 
-  const paintDensity = (map, step) => {
-    const peak = step.cells.reduce((most, cell) => Math.max(most, cell[2]), 0) || 1;
-    map.context.fillStyle = color("density");
-    for (const [lat, lon, density] of step.cells) {
-      const [x, y] = map.pixel([lat, lon]);
-      // A HEALPix cell is about a diamond.
-      const height = step.cell_degrees * Math.SQRT1_2 * map.scale;
-      const width = height / Math.max(0.05, Math.cos(radians(lat)));
-      map.context.globalAlpha = 0.7 * Math.sqrt(Math.max(0, density) / peak);
-      map.context.beginPath();
-      map.context.moveTo(x - width, y);
-      map.context.lineTo(x, y - height);
-      map.context.lineTo(x + width, y);
-      map.context.lineTo(x, y + height);
-      map.context.fill();
-    }
-    map.context.globalAlpha = 1;
-  };
   const paint = (map) => {
     if (state.order.length === 0) return;
     const image = state.image;
-    if (image?.steps[state.step]) paintDensity(map, image.steps[state.step]);
+    if (image?.steps[state.step]) paintCells(map, image.steps[state.step]);
     for (const sample of image?.samples ?? []) map.dot(sample, 4.5, color("density"), color("paper"));
     for (const other of image?.alternatives ?? []) map.dot([other.lat, other.lon], 5 + 8 * Math.sqrt(Math.max(0, other.weight)), null, color("density"));
     for (const system of systemsOf(state.set)) {
@@ -49,6 +33,7 @@ function drawPhotos(parent) {
   const place = element("p", { class: "note" });
   const rows = element("tbody");
   const extra = element("div");
+  const sources = element("div", { class: "controls" });
   const steps = element("div", { class: "controls" });
   const position = element("output", { "aria-live": "polite" });
 
@@ -59,29 +44,41 @@ function drawPhotos(parent) {
     const all = state.image?.steps ?? [];
     steps.hidden = all.length === 0;
     if (all.length === 0) return;
-    const name = element("output", {}, `t = ${all[state.step].t}`);
-    const slider = element("input", { type: "range", min: 0, max: all.length - 1, value: state.step, oninput: () => {
-      state.step = Number(slider.value);
-      name.replaceChildren(`t = ${all[state.step].t}`);
+    const name = element("output", { class: "tally" });
+    const choose = (at) => {
+      state.step = at;
+      const { t, cells } = all[at];
+      name.replaceChildren(`t = ${t}: half of the probability is on ${count(Number(halfAreaKm2(cells).toPrecision(2)))} km²`);
       map.draw();
-    } });
-    steps.replaceChildren(element("label", {}, "density at step", slider), name);
+    };
+    const slider = element("input", { type: "range", min: 0, max: all.length - 1, value: state.step, oninput: () => choose(Number(slider.value)) });
+    steps.replaceChildren(element("label", {}, "density at denoising step", slider), name);
+    choose(state.step);
+  };
+  const showSources = (images) => {
+    sources.hidden = images.length < 2;
+    const options = images.map(({ run }) => element("option", { value: run, selected: run === state.image.run }, data.runs[run].name));
+    const source = element("select", { onchange: () => { state.run = Number(source.value); show(); } }, options);
+    sources.replaceChildren(element("label", {}, "samples of", source));
   };
   const show = () => {
     if (state.order.length === 0) return;
     const set = data.photo_sets[state.set];
-    state.image = imageOf(state.set, photo());
+    const images = imagesOf(state.set, photo());
+    state.image = images.find((image) => image.run === state.run) ?? images[0] ?? null;
     state.step = Math.max(0, (state.image?.steps.length ?? 0) - 1);
     title.replaceChildren(set.ids[photo()]);
     place.replaceChildren(`truth: ${placeText(truth())}`);
     rows.replaceChildren(...systemsOf(state.set).map((system) =>
       row(system.name, `s${system.at % COLORS}`, pair(system.answers, photo()), kmText(errorsOf[system.at][photo()]))));
     const image = state.image;
-    const others = image?.alternatives ?? [];
-    const samples = image?.samples.length ? [element("p", { class: "note" }, `${image.samples.length} samples (dots)`)] : [];
-    const table = element("table", {}, element("thead", {}, element("tr", {}, ["alternative", "place", "weight"].map((text) => element("th", { scope: "col" }, text)))),
-      element("tbody", {}, others.map((other, at) => row(at + 1, null, [other.lat, other.lon], shortNumber(other.weight)))));
-    extra.replaceChildren(...samples, ...(others.length ? [element("div", { class: "wide", tabindex: 0 }, table)] : []));
+    const others = (image?.alternatives ?? []).map((other, at) => ({ ...other, name: `alternative ${at + 1}` }));
+    const answer = image?.answer ? [{ name: "answer", lat: image.answer[0], lon: image.answer[1], weight: image.weight }] : [];
+    const samples = image?.samples.length ? [element("p", { class: "note" }, `${image.samples.length} samples (dots); share of the samples nearest to each place:`)] : [];
+    const likely = [...answer, ...others].map(({ name, lat, lon, weight }) => row(name, null, [lat, lon], weight === null ? "" : shortNumber(weight)));
+    const table = element("div", { class: "wide", tabindex: 0 }, element("table", {}, element("tbody", {}, likely)));
+    extra.replaceChildren(...samples, ...(likely.length ? [table] : []));
+    showSources(images);
     showSteps();
     position.replaceChildren(`${count(state.at + 1)} of ${count(state.order.length)}`);
     const answers = systemsOf(state.set).map((system) => pair(system.answers, photo()));
@@ -96,7 +93,7 @@ function drawPhotos(parent) {
     const { ids } = data.photo_sets[state.set];
     const [kind, system] = order.value.split(":");
     const errors = errorsOf[Number(system)];
-    state.order = ids.map((_, at) => at).filter((at) => !only?.checked || imageOf(state.set, at));
+    state.order = ids.map((_, at) => at).filter((at) => !only?.checked || hasImage(state.set, at));
     if (kind === "most") state.order.sort((a, b) => errors[b] - errors[a]);
     if (kind === "least") state.order.sort((a, b) => errors[a] - errors[b]);
   };
@@ -110,7 +107,7 @@ function drawPhotos(parent) {
       if (sets) sets.value = set;
       orders();
     }
-    if (only && !imageOf(set, at)) only.checked = false;
+    if (only && !hasImage(set, at)) only.checked = false;
     sort();
     state.at = Math.max(0, state.order.indexOf(at));
     show();
@@ -126,7 +123,13 @@ function drawPhotos(parent) {
   const find = (event) => {
     event.preventDefault();
     const { ids } = data.photo_sets[state.set];
-    const next = state.order.map((_, row) => (state.at + 1 + row) % state.order.length).find((row) => ids[state.order[row]].includes(wanted.value));
+    const after = () => state.order.map((_, row) => (state.at + 1 + row) % state.order.length).find((row) => ids[state.order[row]].includes(wanted.value));
+    let next = after();
+    if (next === undefined && only?.checked) {
+      only.checked = false;
+      sort();
+      next = after();
+    }
     if (next === undefined) position.replaceChildren("no such id");
     else go(next);
   };
@@ -138,7 +141,7 @@ function drawPhotos(parent) {
   const [left, right] = [element("div"), element("div")];
   parent.append(element("div", { class: "photo" }, left, right));
   const map = new WorldMap(left, "Map of one photo", { paint });
-  right.append(title, place, element("div", { class: "wide", tabindex: 0 }, element("table", {}, rows)), extra, steps);
+  right.append(title, place, element("div", { class: "wide", tabindex: 0 }, element("table", {}, rows)), sources, extra, steps);
   orders();
   sort();
   if (state.order.length === 0 && only) {

@@ -1,5 +1,5 @@
 // A world map on a canvas: equirectangular, to zoom and to drag. The world repeats to the east and the west, so nothing is
-// cut at ±180°.
+// cut at ±180°. The globe of `serve` is a subclass.
 
 const ZOOM_MAX = 4096;
 
@@ -38,7 +38,7 @@ class WorldMap {
 
   resize() {
     this.width = Math.max(200, this.canvas.parentElement.clientWidth);
-    this.height = Math.round(this.width / 2);
+    this.height = this.heightFor(this.width);
     const density = devicePixelRatio || 1;
     [this.canvas.width, this.canvas.height] = [this.width * density, this.height * density];
     this.canvas.style.height = `${this.height}px`;
@@ -46,9 +46,15 @@ class WorldMap {
     this.draw();
   }
 
+  heightFor(width) {
+    return Math.round(width / 2);
+  }
   // Pixels per degree.
   get scale() {
     return (this.width / 360) * this.zoom;
+  }
+  get kmPerPixel() {
+    return (radians(1) * EARTH_RADIUS_KM * Math.max(0.01, Math.cos(radians(this.center.lat)))) / this.scale;
   }
   x(lon) {
     return this.width / 2 + (lon - this.center.lon) * this.scale;
@@ -140,10 +146,14 @@ class WorldMap {
     act();
   }
 
+  // The largest latitude in the middle of the map.
+  get latMax() {
+    return Math.max(0, 90 - this.height / 2 / this.scale);
+  }
+
   // Draws at the next frame, once for all changes before it.
   draw() {
-    const room = Math.max(0, 90 - this.height / 2 / this.scale);
-    this.center.lat = Math.max(-room, Math.min(room, this.center.lat));
+    this.center.lat = Math.max(-this.latMax, Math.min(this.latMax, this.center.lat));
     this.center.lon -= 360 * Math.round(this.center.lon / 360);
     if (this.isAsked) return;
     this.isAsked = true;
@@ -198,7 +208,7 @@ class WorldMap {
 
   drawScale() {
     const context = this.context;
-    const kmPerPixel = (radians(1) * EARTH_RADIUS_KM * Math.max(0.01, Math.cos(radians(this.center.lat)))) / this.scale;
+    const { kmPerPixel } = this;
     const power = 10 ** Math.floor(Math.log10(120 * kmPerPixel));
     const km = [5, 2, 1].map((factor) => factor * power).find((length) => length <= 120 * kmPerPixel);
     const [right, y] = [12 + km / kmPerPixel, this.height - 12];

@@ -8,7 +8,7 @@ function readNumbers(text, where) {
   const words = text.replace(/^\s*\[|\]\s*$/g, "").split(/[\s,;]+/).filter(Boolean);
   return words.map((word, at) => {
     const number = Number(word);
-    if (Number.isNaN(number)) throw new Error(`${where}number ${at} is “${word.slice(0, 40)}”, which is not a number`);
+    if (Number.isNaN(number)) throw new Error(`${where}number ${at + 1} is “${word.slice(0, 40)}”, which is not a number`);
     return number;
   });
 }

@@ -1,10 +1,9 @@
-// The page of `serve`: an embedding goes to POST /predict, and the answer is shown as a table and on the map.
+// The page of `serve`: an embedding goes to POST /predict, and the answer is shown as a table and on the globe.
 
-const state = { rows: null, answer: null, hovered: null, model: null };
+const state = { rows: null, answer: null, opacityOf: null, hovered: null, model: null };
 const part = (id) => host(id);
 
-const SMOOTH_KM = 250;
-// The map shows at least this far around the answer.
+// The globe shows at least this far around the answer.
 const AROUND_KM = 400;
 
 function fail(text) {
@@ -33,44 +32,19 @@ function circle([lat, lon], km) {
   return points;
 }
 
-// The samples, each smoothed over SMOOTH_KM, but neither smaller than a few pixels nor larger than a part of the map.
-function paintDensity(map, samples) {
-  const { context } = map;
-  const radius = Math.max(16, Math.min(map.height / 6, degrees(SMOOTH_KM / EARTH_RADIUS_KM) * map.scale));
-  const alpha = Math.min(0.6, 1.6 / Math.sqrt(samples.length));
-  for (const sample of samples) {
-    const [x, y] = map.pixel(sample);
-    const stretch = Math.min(6, 1 / Math.max(0.1, Math.cos(radians(sample[0]))));
-    context.save();
-    context.translate(x, y);
-    context.scale(stretch, 1);
-    const shade = context.createRadialGradient(0, 0, 0, 0, 0, radius);
-    for (let step = 0; step <= 4; step += 1) {
-      const strength = Math.exp(-((step / 4) ** 2) * 4) * (1 - step / 4);
-      const opacity = Math.round(255 * alpha * strength).toString(16).padStart(2, "0");
-      shade.addColorStop(step / 4, `${color("density")}${opacity}`);
-    }
-    context.fillStyle = shade;
-    context.beginPath();
-    context.arc(0, 0, radius, 0, 2 * Math.PI);
-    context.fill();
-    context.restore();
-  }
-}
-
-function paint(map) {
+function paint() {
   const { answer } = state;
   if (!answer) return;
-  paintDensity(map, answer.samples);
-  for (const sample of answer.samples) map.dot(sample, 3, color("density"), null);
+  globe.shade(color("density"), state.opacityOf);
+  for (const sample of answer.samples) globe.dot(sample, 3, color("density"), color("paper"));
   const [first, ...others] = placesOf(answer);
   if (answer.radius_50_km !== null) {
-    map.line(circle(first.place, answer.radius_50_km), color("accent"), 2);
-    map.line(circle(first.place, answer.radius_90_km), color("accent"), 1);
+    globe.line(circle(first.place, answer.radius_50_km), color("accent"), 2);
+    globe.line(circle(first.place, answer.radius_90_km), color("accent"), 1);
   }
-  others.forEach((other) => map.dot(other.place, 5 + 9 * Math.sqrt(other.weight), null, color("density")));
-  map.dot(first.place, 7, color("accent"), color("paper"));
-  if (state.hovered) map.dot(state.hovered.place, 14, null, color("mark"));
+  others.forEach((other) => globe.dot(other.place, 5 + 9 * Math.sqrt(other.weight), null, color("density")));
+  globe.dot(first.place, 7, color("accent"), color("paper"));
+  if (state.hovered) globe.dot(state.hovered.place, 14, null, color("mark"));
 }
 
 function nearest(x, y) {
@@ -78,7 +52,7 @@ function nearest(x, y) {
   const items = [...placesOf(state.answer), ...state.answer.samples.map((place) => ({ name: "sample", place }))];
   let [found, best] = [null, 12];
   for (const item of items) {
-    const [px, py] = map.pixel(item.place);
+    const [px, py] = globe.pixel(item.place);
     const away = Math.hypot(px - x, py - y);
     if (away < best) [found, best] = [item, away];
   }
@@ -91,7 +65,7 @@ function hover(x, y, event) {
   const found = nearest(x, y);
   if (found?.place.join() !== state.hovered?.place.join()) {
     state.hovered = found;
-    map.draw();
+    globe.draw();
   }
   if (!found) return hideTip();
   const share = found.weight === undefined ? [] : [`${percent(found.weight)} of the samples`];
@@ -101,48 +75,58 @@ function hover(x, y, event) {
 function leave() {
   state.hovered = null;
   hideTip();
-  map.draw();
+  globe.draw();
 }
 
-const map = new WorldMap(part("map"), "Map of the answer", { paint, hover, leave });
+function select(x, y) {
+  const found = nearest(x, y);
+  if (found) globe.turnTo(found.place);
+}
+
+const globe = new Globe(part("globe"), "Globe with the answer", { paint, hover, leave, select });
 
 function show(answer) {
   state.answer = answer;
+  state.opacityOf = answer.density ? opacityOfCells(answer.density) : opacityOfSamples(answer.samples);
   state.hovered = null;
   const places = placesOf(answer);
   part("place").replaceChildren(placeText(places[0].place));
   part("radii").replaceChildren(answer.radius_50_km === null
-    ? "No radii: this run is not calibrated (`eval --calibrate`)."
+    ? "No radii: the model is not calibrated (`eval --calibrate`)."
     : `within ${kmText(answer.radius_50_km)} with 50 % and ${kmText(answer.radius_90_km)} with 90 % probability (circles)`);
   const look = (item) => () => {
     state.hovered = item;
-    map.draw();
+    globe.draw();
   };
   part("places").replaceChildren(...places.map((item) => element("tr", { onmouseenter: look(item), onmouseleave: leave },
-    element("th", { scope: "row" }, element("button", { type: "button", onfocus: look(item), onclick: () => map.fit([item.place, ...circle(item.place, AROUND_KM)]) }, item.name)),
+    element("th", { scope: "row" }, element("button", { type: "button", onfocus: look(item), onclick: () => globe.turnTo(item.place) }, item.name)),
     element("td", {}, placeText(item.place)), element("td", {}, percent(item.weight)))));
-  part("result").hidden = false;
+  const shade = answer.density ? "the density"
+    : `the samples, smoothed over ${SMOOTH_KM} km: the run has no densities (\`eval --calibrate\`)`;
+  const marks = "Dots: the answer and its samples. Circles: the alternatives, larger with more samples.";
+  part("legend").replaceChildren(`${marks} Shade: ${shade}.`);
+  part("result").hidden = part("legend").hidden = false;
   const around = circle(places[0].place, Math.max(AROUND_KM, answer.radius_90_km ?? 0));
-  map.fit([...places.map((item) => item.place), ...answer.samples, ...around]);
+  globe.fit([...places.map((item) => item.place), ...answer.samples, ...around]);
 }
 
 function clear() {
   state.answer = null;
-  part("result").hidden = true;
+  part("result").hidden = part("legend").hidden = true;
   leave();
 }
 
 function showRows() {
   const several = state.rows !== null && state.rows.length > 1;
   part("row-label").hidden = !several;
-  part("row").max = several ? state.rows.length - 1 : 0;
-  part("rows").replaceChildren(several ? `of ${count(state.rows.length)}, from 0` : "");
+  part("row").max = several ? state.rows.length : 1;
+  part("rows").replaceChildren(several ? `of ${count(state.rows.length)}` : "");
 }
 
 async function ask(numbers) {
   const headers = { "Content-Type": "application/json" };
   if (part("token").value) headers.Authorization = `Bearer ${part("token").value}`;
-  const body = JSON.stringify({ embeddings: [numbers], samples: true });
+  const body = JSON.stringify({ embeddings: [numbers], samples: true, density: state.model?.density ?? false });
   const reply = await fetch("/predict", { method: "POST", headers, body });
   const found = await reply.json();
   if (!reply.ok) throw new Error(found.error);
@@ -156,11 +140,11 @@ async function locate() {
   const begun = performance.now();
   try {
     const rows = state.rows ?? readText(part("text").value);
-    const row = rows.length > 1 ? Number(part("row").value) : 0;
-    if (!rows[row]) throw new Error(`there is no row ${part("row").value}; the rows are 0 to ${rows.length - 1}`);
-    const bad = rows[row].findIndex((number) => !Number.isFinite(number));
-    if (bad >= 0) throw new Error(`number ${bad} of the embedding is not a finite number`);
-    show(await ask(rows[row]));
+    const row = rows[rows.length > 1 ? Number(part("row").value) - 1 : 0];
+    if (!row) throw new Error(`there is no row ${part("row").value}; the rows are 1 to ${rows.length}`);
+    const bad = row.findIndex((number) => !Number.isFinite(number));
+    if (bad >= 0) throw new Error(`number ${bad + 1} of the embedding is not a finite number`);
+    show(await ask(row));
     part("state").replaceChildren(`${Math.round(performance.now() - begun)} ms`);
   } catch (error) {
     part("state").replaceChildren("");
@@ -175,7 +159,7 @@ async function take(file) {
   fail("");
   try {
     state.rows = await readFile(file);
-    part("row").value = 0;
+    part("row").value = 1;
     part("text").value = "";
     part("text").placeholder = `${file.name}: ${count(state.rows.length)} × ${count(state.rows[0].length)} numbers`;
     showRows();
@@ -195,7 +179,7 @@ async function connect() {
     if (!reply.ok) throw new Error(found.error);
     state.model = found;
     const how = found.hybrid ? "LocDiff-H" : "LocDiff";
-    part("about").replaceChildren(`${how}, run ${found.run}, step ${count(found.step)}; embeddings of ${count(found.width)} numbers, ${count(found.samples)} samples per photo`);
+    part("about").replaceChildren(`${how}, ${found.model}, step ${count(found.step)}; embeddings of ${count(found.width)} numbers, ${count(found.samples)} samples per photo`);
     part("token-label").hidden = !found.token;
   } catch (error) {
     part("about").replaceChildren(error instanceof TypeError ? "the service cannot be reached" : error.message);
