@@ -217,6 +217,10 @@ impl<'a> Pieces<'a> {
 
     fn add(&mut self, PredictedRows { of_rows, data_version, rows }: PredictedRows) -> Result<(), LaunchError> {
         self.check_data(data_version)?;
+        // The last message of a worker has no rows.
+        if rows.is_empty() {
+            return Ok(());
+        }
         let size = piece_rows(of_rows);
         for row in rows {
             self.add_row(&row, size, of_rows)?;
