@@ -20,6 +20,7 @@ use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker, TrainJob, TrainSummary};
 use locdiff_core::pulse::{self, WorkPhase};
+use tch::{Device, Kind, Tensor};
 
 use crate::checkpoint;
 use crate::comm::Communicator;
@@ -67,6 +68,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     // aggregate samples.
     let of_libtorch = if slot.gpu.is_some() && !matches!(job, Job::Train(_)) { 1 } else { slot.threads };
     tch::set_num_threads(i32::try_from(of_libtorch)?);
+    call_vector_functions_once()?;
     let result: JobResult = match job {
         Job::Probe => Probed {}.into(),
         Job::SelfCheck => self_check::run(&slot)?.into(),
@@ -91,6 +93,18 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Perturbation { points } => perturbation::run(points, &slot)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
+}
+
+/// Calls each vector function of MKL that the program uses. At the first call of a function, MKL chooses its variant for
+/// this processor. If several threads call it at the same time for the first time, some of them may use another variant,
+/// which rounds differently. Then about one process in a hundred computed other bits in its first step. A single number
+/// is computed by one thread.
+fn call_vector_functions_once() -> anyhow::Result<()> {
+    for kind in [Kind::Float, Kind::Double] {
+        let number = Tensor::f_zeros([1], (kind, Device::Cpu))?;
+        let _ = [number.f_sin()?, number.f_cos()?, number.f_asin()?, number.f_exp()?];
+    }
+    Ok(())
 }
 
 /// The phase to report for a job until the job itself enters a phase.

@@ -123,7 +123,6 @@ fn cells(step: &Value) -> Vec<(u64, f64)> {
 }
 
 #[test]
-#[ignore = "has not passed yet"]
 fn report_photos_have_the_answers_of_the_evaluation_and_densities_that_narrow() {
     let stage = stage();
     let ran = stage.run("--device cpu --set eval.report_photos=7 eval --hybrid");
@@ -135,7 +134,8 @@ fn report_photos_have_the_answers_of_the_evaluation_and_densities_that_narrow() 
     let (truth, answers) = (places("truth.csv"), places("predictions-locdiff-h.csv"));
     let (locdiff, samples) = (places("predictions-locdiff.csv"), places("samples.csv"));
     assert!(answers.iter().zip(&locdiff).any(|(one, other)| one != other), "LocDiff-H has the answers of LocDiff");
-    let mut entropies = [0.0, 0.0];
+    // How much the first and the last densities differ from the even one, in nats, over all photos.
+    let mut divergences = [0.0, 0.0];
     for (image, row) in images.iter().zip([0, 24, 49, 74, 99, 124, 149]) {
         let is = |value: &Value, place: &Place| *value == json!([place.latitude().0, place.longitude().0]);
         assert_eq!(image["id"], format!("photo-{}", 1000 + row));
@@ -149,11 +149,11 @@ fn report_photos_have_the_answers_of_the_evaluation_and_densities_that_narrow() 
         let steps = image["steps"].as_array().expect("there are steps");
         assert_eq!(steps.iter().map(|step| &step["t"]).collect::<Vec<_>>(), [199, 133, 66, 0]);
         let densities: Vec<Vec<(u64, f64)>> = steps.iter().map(cells).collect();
-        for (entropy, cells) in entropies.iter_mut().zip([&densities[0], &densities[3]]) {
+        for (divergence, cells) in divergences.iter_mut().zip([&densities[0], &densities[3]]) {
             let of_cell = |(cell, part): &(u64, f64)| {
                 part * (part.max(1e-9) * Healpix::new(order_and_cell(*cell).0).cells() as f64).ln()
             };
-            *entropy -= cells.iter().map(of_cell).sum::<f64>();
+            *divergence += cells.iter().map(of_cell).sum::<f64>();
         }
         // The samples come from the last density.
         for sample in of_photo {
@@ -168,7 +168,8 @@ fn report_photos_have_the_answers_of_the_evaluation_and_densities_that_narrow() 
             assert!(times_even > 2.0, "{row}: the density at a sample is only {times_even} times the even one");
         }
     }
-    assert!(entropies[1] < entropies[0] - 0.1 * images.len() as f64, "the densities do not narrow: {entropies:?}");
+    let [first, last] = divergences;
+    assert!(0.0 < first && 1.5 * first < last, "the densities do not narrow: {divergences:?}");
     let shown = read_json(&eval.join("report.json"));
     assert_eq!(shown["images"].as_array().map(Vec::len), Some(7));
 
