@@ -32,33 +32,25 @@ impl RowDensities {
         rows: &mut [LocatedRow],
         is_wanted: impl Fn(usize) -> bool,
     ) -> Result<(), InferError> {
-        with_one_thread(|| self.fill(engine, located, rows, is_wanted))
-    }
-
-    fn fill(
-        &self,
-        engine: &Engine,
-        located: &Located,
-        rows: &mut [LocatedRow],
-        is_wanted: impl Fn(usize) -> bool,
-    ) -> Result<(), InferError> {
-        let _without_gradients = tch::no_grad_guard();
-        let cells = engine.cells()?;
-        let samples = located.codes_nd.size()[0] / located.block.size.max(1) as i64;
-        let images = located.block.images.iter().zip(rows).enumerate();
-        for (at, (image, row)) in images.filter(|(at, _)| is_wanted(*at)) {
-            let scores = cells.of_image(&located.codes_nd.f_narrow(0, at as i64 * samples, samples)?)?;
-            let mut density = RowDensity::default();
-            if let Some(truth) = image.truth {
-                let cell = cells.grid().cell_of(UnitVector::from(truth));
-                density.log_at_truth = scores.log_density_in(cell, &self.truth_temperatures)?;
+        with_one_thread(|| {
+            let _without_gradients = tch::no_grad_guard();
+            let cells = engine.cells()?;
+            let samples = located.codes_nd.size()[0] / located.block.size.max(1) as i64;
+            let images = located.block.images.iter().zip(rows).enumerate();
+            for (at, (image, row)) in images.filter(|(at, _)| is_wanted(*at)) {
+                let scores = cells.of_image(&located.codes_nd.f_narrow(0, at as i64 * samples, samples)?)?;
+                let mut density = RowDensity::default();
+                if let Some(truth) = image.truth {
+                    let cell = cells.grid().cell_of(UnitVector::from(truth));
+                    density.log_at_truth = scores.log_density_in(cell, &self.truth_temperatures)?;
+                }
+                if let Some(temperature) = self.cells_temperature {
+                    density.cells = scores.cells(temperature, CELL_PROBABILITY, engine.prior())?;
+                }
+                row.density = density;
+                pulse::advance();
             }
-            if let Some(temperature) = self.cells_temperature {
-                density.cells = scores.cells(temperature, CELL_PROBABILITY, engine.prior())?;
-            }
-            row.density = density;
-            pulse::advance();
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }

@@ -108,9 +108,7 @@ pub fn run(
         retrieval = within_prior(config, retrieval, prior, worker.rank == 0)?;
     }
     if worker.rank == 0 {
-        let head = retrieval.is_some() && config.retrieval.head == RetrievalHead::Trained;
-        let models = std::iter::once(&*job.checkpoint).chain(head.then(|| Path::new(&config.retrieval.run)));
-        models.into_iter().try_for_each(|model| warn_of_other_means(model, config.shards.mean_views))?;
+        warn_of_models_with_other_means(job, retrieval.is_some())?;
     }
     let sends_nearest = worker.rank == 0 && matches!(job.task, EvalTask::Evaluate { .. });
     let training = measure_surroundings(config, retrieval.as_mut(), sends_nearest);
@@ -177,7 +175,17 @@ pub fn run(
         // Files may have changed while they were read.
         send_version(&rows, send)?;
     }
-    Ok(EvalSummary {
+    Ok(summary(config, &rows, &saved, engine.as_ref(), retrieval.as_ref()))
+}
+
+fn summary(
+    config: &RunConfig,
+    rows: &ImageRows,
+    saved: &SavedModel,
+    engine: Option<&Engine>,
+    retrieval: Option<&Retrieval>,
+) -> EvalSummary {
+    EvalSummary {
         step: saved.step,
         degree: saved.state.degree,
         rows: rows.count,
@@ -187,10 +195,18 @@ pub fn run(
         source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
         fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
-        anchors: engine.as_ref().map_or(0, |engine| engine.anchors().len()) as u64,
-        head: retrieval.as_ref().map(|_| config.retrieval.head),
-        gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),
-    })
+        anchors: engine.map_or(0, |engine| engine.anchors().len()) as u64,
+        head: retrieval.map(|_| config.retrieval.head),
+        gallery_points: retrieval.map(|retrieval| retrieval.gallery().points().len() as u64),
+    }
+}
+
+/// Warns if the model or the image head was trained on means of another number of views.
+fn warn_of_models_with_other_means(job: &EvalJob, has_retrieval: bool) -> Result<(), InferError> {
+    let config = &job.config;
+    let head = has_retrieval && config.retrieval.head == RetrievalHead::Trained;
+    let models = std::iter::once(&*job.checkpoint).chain(head.then(|| Path::new(&config.retrieval.run)));
+    models.into_iter().try_for_each(|model| warn_of_other_means(model, config.shards.mean_views))
 }
 
 /// Sends the version that the data has now.

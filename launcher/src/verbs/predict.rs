@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, PreparedRow, WrittenRow};
 use locdiff_core::cells::CellWriter;
-use locdiff_core::config::{Aggregator, EvalConfig, RunConfig, ShardsConfig, ValueOrigin};
+use locdiff_core::config::{Aggregator, EvalConfig, RunConfig, ValueOrigin};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::{Files, parent};
 use locdiff_core::parallel::in_parallel;
@@ -64,12 +64,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     // Until now, Ctrl-C ends the process at once, also while it reads stdin or a long file.
     let input = Input::open(&request.input, folder.path())?;
     hold_signals()?;
-    if input.is_copy {
-        // The copy has the default names of columns.
-        let names = ShardsConfig::default();
-        let shards = &mut resolved.config.shards;
-        (shards.id_column, shards.embedding_column) = (names.id_column, names.embedding_column);
-    }
+    input.name_columns(&mut resolved.config.shards);
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
     let job = json!({
         "input": input.identity, "checkpoint": model.file.xxh3, "hybrid": request.hybrid,

@@ -3,6 +3,7 @@
 use std::io::BufReader;
 use std::path::Path;
 
+use locdiff_core::config::ShardsConfig;
 use locdiff_core::files::measure;
 use locdiff_core::tables::{CopiedRows, copy_embeddings, copy_lines, needs_copy};
 use serde_json::{Value, json};
@@ -45,5 +46,13 @@ impl Input {
         }
         let identity = json!([named, measure(&to)?.xxh3]);
         Ok(Self { location: to.display().to_string(), identity, bad_rows: bad, is_copy: true })
+    }
+
+    /// Sets the names of the columns that the workers read. A copy has the default names.
+    pub(super) fn name_columns(&self, shards: &mut ShardsConfig) {
+        if self.is_copy {
+            let names = ShardsConfig::default();
+            (shards.id_column, shards.embedding_column) = (names.id_column, names.embedding_column);
+        }
     }
 }
