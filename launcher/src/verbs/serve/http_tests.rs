@@ -119,8 +119,8 @@ fn photos_beyond_the_limit_are_refused_until_others_are_answered() {
 fn densities_of_a_run_without_a_temperature_are_refused() {
     let server = Server::start(|_| ());
     let found = answer(server.post("{\"embeddings\": [[1, 2]], \"density\": true}"));
-    let text =
-        "there are no densities, because the run has no temperature for these settings; `eval --calibrate` measures it";
+    let text = "there are no densities, because the model has no temperature for these settings; `eval --calibrate` \
+                measures it for a run, and `checkpoint export` exports it";
     assert_refused(&found, "400", text, false);
     let health = answer(server.send("GET /healthz", 0, ""));
     assert!(health.contains("\"density\":false"), "{health}");
