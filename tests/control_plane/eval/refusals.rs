@@ -161,7 +161,7 @@ fn settings_are_never_tuned_on_test_data() {
     // Settings that were tuned with another prior are not used, and a tuning with that prior leaves them alone.
     let ran = stage.run("--json --set eval.prior=even eval --hybrid");
     let said = ran.exits_with(ExitCode::Success).stderr.replace("\n  ", " ");
-    assert!(said.contains("has not tuned this run with eval.prior = \"even\""), "{said}");
+    assert!(said.contains("has not tuned this model with eval.prior = \"even\""), "{said}");
     let line = "--json --set shards.validation=shards/validation --set eval.prior=even eval --tune --hybrid";
     stage.run(line).exits_with(ExitCode::Success);
     let folder = stage.path().join("checkpoints/small/eval");
