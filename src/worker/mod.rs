@@ -95,10 +95,9 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
 }
 
-/// Calls each vector function of MKL that the program uses. At the first call of a function, MKL chooses its variant for
-/// this processor. If several threads call it at the same time for the first time, some of them may use another variant,
-/// which rounds differently. Then about one process in a hundred computed other bits in its first step. A single number
-/// is computed by one thread.
+/// Calls each vector function of MKL that the program uses. On a busy machine, the first call of a function rounded
+/// differently than later ones in about one process of a hundred, but never after a call with a single number: see
+/// "First calls" in docs/NUMERICS.md.
 fn call_vector_functions_once() -> anyhow::Result<()> {
     for kind in [Kind::Float, Kind::Double] {
         let number = Tensor::f_zeros([1], (kind, Device::Cpu))?;
