@@ -3,13 +3,10 @@
 
     python3 tests/bench/worlds.py LAUNCHER DATA OUT [--quick]
 
-DATA has `mp16_500k.npy` and, with the columns `lat` and `lon`, `im2gps3k.csv`, `V.csv` (places to tune on),
-`thinned-validation.csv`, `thinned.csv` and `held-out.csv`: test places of `shards simulate --cells`, divided into
-validation and test places (docs/experiments/world-2.md describes the lists of the last run). Run `geoclip import` in a
-new folder with 45 GB of free space, then this script. Each report and `table.json` is copied to OUT; `OUT/log` has each
-command with its duration and exit code. Simulations, trainings and evaluations run side by side.
-`--quick` does everything with few rows and steps, on the CPU, to test this script. Results:
-docs/experiments/world-2.md.
+DATA has `mp16_500k.npy`, `im2gps3k.csv` and the lists of places that `world_lists.py` writes. Run `geoclip import` in
+a new folder with 45 GB of free space, then this script. Each report and `table.json` is copied to OUT; `OUT/log` has
+each command with its duration and exit code. Simulations, trainings and evaluations run side by side. `--quick` does
+everything with few rows and steps, on the CPU, to test this script. Results: docs/experiments/world-2.md.
 """
 import argparse
 import os
@@ -103,6 +100,11 @@ class Experiment:
         for name, test in ("V", "shards/V2"), ("T", "shards/Tv2-%d" % VALIDATION_SEEDS[0]):
             self.evaluate("degree-%d-%s" % (degree, name), "L%d" % degree, {"shards.test": test, "eval.samples": 16})
 
+    def degrees(self, after, photos_needed):
+        for degree in (23, 95):
+            self.train("L%d" % degree, "l%d" % degree, 2, RECIPE | {"train.steps": STEPS[degree]})
+            after(photos_needed, (self.degree, degree))
+
     def heads(self, seed):
         """Trains and scores the head of world 2 as in its calibration, on single views."""
         self.simulate(2, "head-%d" % seed, seed, 1, "mp16_500k.npy", "--rows", 200000)
@@ -115,7 +117,7 @@ class Experiment:
 
     def run(self):
         self.training_photos(2, nice=0)
-        with ThreadPoolExecutor(1) as photos, ThreadPoolExecutor(1) as evaluations:
+        with ThreadPoolExecutor(1) as photos, ThreadPoolExecutor(1) as evaluations, ThreadPoolExecutor(1) as others:
             tests = photos.submit(self.other_photos, 2)
             world1 = photos.submit(lambda: (self.training_photos(1), self.other_photos(1)))
             left = [photos.submit(self.heads, seed) for seed in (2001, 3001)]
@@ -126,13 +128,12 @@ class Experiment:
             self.train("head2", "geoclip", 2, {"shards.mean_views": 3, "train.steps": 5000, "train.weight_decay": 0.1})
             self.train("L47", "l47", 2, RECIPE | {"train.steps": STEPS[47]})
             after(tests, (self.score, "L47", "head2", 2), (self.degree, 47))
+            degrees = others.submit(self.degrees, after, tests)
             world1.result()
             self.train("head1", "geoclip", 1, {"train.steps": 4000, "train.weight_decay": 0.1})
             self.train("L47-world-1", "l47", 1, {"train.steps": 24000, "shards.density_alpha": 0.2})
             after(world1, (self.score, "L47-world-1", "head1", 1))
-            for degree in (23, 95):
-                self.train("L%d" % degree, "l%d" % degree, 2, RECIPE | {"train.steps": STEPS[degree]})
-                after(tests, (self.degree, degree))
+            degrees.result()
             for work in left:
                 work.result()
         self.say("all done")

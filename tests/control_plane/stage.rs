@@ -11,7 +11,7 @@ use locdiff_core::protocol::PROTOCOL_VERSION;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
+pub(crate) const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 
 /// How long a test waits for a condition before it fails. This is far longer than any command takes, even on a busy
 /// machine.
@@ -77,6 +77,8 @@ impl Stage {
             .env("FAKE_PROTOCOL", PROTOCOL_VERSION.to_string())
             .env("FAKE_VERSION", locdiff_core::VERSION)
             .env("FAKE_REVISION", locdiff_core::REVISION)
+            // Several tests run at once. If the threads of one wait for each other busily, they slow down the others.
+            .env("OMP_WAIT_POLICY", "passive")
             .env_remove("CUDA_VISIBLE_DEVICES");
         command
     }

@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::UNIX_EPOCH;
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
 use crate::small_shards;
-use crate::stage::{Ran, Stage, Worker};
+use crate::stage::{LAUNCHER, Ran, Stage, Worker};
 
 /// Number of training rows.
 const TRAIN_ROWS: usize = 512;
@@ -43,7 +44,37 @@ pub(super) fn train(stage: &Stage, more: &str) -> Ran {
 
 /// A stage with shards and a run that was trained without a final evaluation.
 pub(super) fn stage() -> Stage {
-    trained("--set eval.after_train=false").0
+    let stage = Stage::new(Worker::Real);
+    copy(&kept_run(), stage.path());
+    stage
+}
+
+/// A folder with the shards and the run of [`stage`]. The first test of a build makes it.
+fn kept_run() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("small-run-{}", build_time()));
+    if !folder.exists() {
+        let (stage, _) = trained("--set eval.after_train=false");
+        let copied = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder can be created");
+        copy(stage.path(), copied.path());
+        // This fails if another test has made the folder in the meantime.
+        let _ = std::fs::rename(copied.path(), &folder);
+    }
+    folder
+}
+
+/// When the newest of the programs and this test was built, in nanoseconds.
+fn build_time() -> u128 {
+    let test = std::env::current_exe().expect("the test has a path");
+    let built = |path: &Path| path.metadata().and_then(|file| file.modified()).expect("the program was built");
+    let times = [LAUNCHER.as_ref(), &*Path::new(LAUNCHER).with_file_name("locdiff-worker"), &test].map(built);
+    let newest = times.into_iter().max().expect("there are three times");
+    newest.duration_since(UNIX_EPOCH).expect("the clock is right").as_nanos()
+}
+
+fn copy(from: &Path, to: &Path) {
+    let folders = ["shards", "checkpoints"].map(|name| from.join(name));
+    let status = Command::new("cp").arg("-r").args(folders).arg(to).status().expect("cp starts");
+    assert!(status.success(), "cp failed: {status}");
 }
 
 pub(super) fn folder(stage: &Stage) -> PathBuf {

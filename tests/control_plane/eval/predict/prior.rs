@@ -81,26 +81,26 @@ fn answers_lie_in_the_prior_and_an_even_prior_changes_nothing() {
     for (number, region) in regions.iter().enumerate() {
         write_box(&stage, &format!("{number}.geojson"), *region);
     }
-    for flags in [
-        "predict shards/test --samples",
-        "predict shards/test --samples --hybrid",
-        "--set eval.refine=true predict shards/test --samples",
+    for (flags, tried) in [
+        ("predict shards/test --samples", &[0, 1, 2, 3][..]),
+        ("predict shards/test --samples --hybrid", &[1, 2]),
+        ("--set eval.refine=true predict shards/test --samples", &[1, 2]),
     ] {
         let without = predict(&stage, flags);
         assert_eq!(without, predict(&stage, &format!("{flags} --prior world.geojson")), "{flags}");
-        for (number, region) in regions.iter().enumerate() {
+        for number in tried {
+            let region = regions[*number];
             let first = predict(&stage, &format!("{flags} --prior {number}.geojson"));
             assert_ne!(first, without);
             for row in rows(&first) {
-                assert!(row.iter().all(|place| is_in(*place, *region)), "{flags}: {row:?} is not in {region:?}");
-            }
-            if number == 1 {
-                for workers in [2, 4] {
-                    let found = predict(&stage, &format!("--workers {workers} {flags} --prior {number}.geojson"));
-                    assert_eq!(found, first, "{workers} workers");
-                }
+                assert!(row.iter().all(|place| is_in(*place, region)), "{flags}: {row:?} is not in {region:?}");
             }
         }
+    }
+    let flags = "predict shards/test --samples --hybrid --prior 1.geojson";
+    let first = predict(&stage, flags);
+    for workers in [2, 4] {
+        assert_eq!(predict(&stage, &format!("--workers {workers} {flags}")), first, "{workers} workers");
     }
     // In any company, an answer is the same.
     small_shards::build(&stage, "alone", 1010..1013, 1, false);
