@@ -7,16 +7,22 @@ DATA has `mp16_500k.npy`, an N x 2 list of places, and `im2gps3k.csv`. Run `geoc
 script. It cuts the list into training, validation and test places that share no cell of 0.1 degrees, simulates photos,
 trains an image head and a LocDiff (L = 47), tunes and calibrates them on validation photos, and evaluates them on the
 test places, on Im2GPS3k and on one test place per cell of 1 degree. Then it predicts many rows, and sends requests from
-64 clients to `serve`. The results are in OUT; `OUT/log` has each command with its duration and exit code. `--only`
+64 clients to `serve`, and checks that an answer has the same bytes however it is asked for. The results are in OUT; `OUT/log` has each command with its duration and exit code. `--only`
 names the parts to run, which use the files of earlier parts. `--quick` does everything with few rows and steps on the
 CPU, to test this script. Results: docs/BENCHMARKS.md, "Predict".
 """
 import argparse
 import json
+import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 SHARES = "train=0.89,validation=0.05,test=0.06"
@@ -30,6 +36,7 @@ class Experiment:
         self.launcher, self.data, self.out, self.quick = arguments.launcher, arguments.data, arguments.out, arguments.quick
         self.rows, self.seconds = (2000, 3) if self.quick else (arguments.rows, arguments.seconds)
         self.device = ["--workers", "2", "--device", "cpu"] if self.quick else ["--gpus", "1"]
+        self.one_worker = self.device[2:] if self.quick else self.device
         self.begin = time.monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
 
@@ -101,9 +108,8 @@ class Experiment:
     def speed(self):
         """Compares `predict` with `bench sample`."""
         self.simulate("many", "places/test.npy", rows=self.rows)
-        device = self.device[2:] if self.quick else self.device
         words = ["--run", "model", "--config", "checkpoints/model/config.toml", "bench", "sample", "--images", self.rows]
-        benched, _ = self.launch("bench-sample", *device, *words)
+        benched, _ = self.launch("bench-sample", *self.one_worker, *words)
         rates = {"bench sample": 1 / benched["s_per_image"]}
         for name in "many.parquet", "many.csv":
             rates["predict to " + name] = self.predict("predict-" + name, "many", "--out", name)
@@ -113,17 +119,58 @@ class Experiment:
 
     def load(self):
         """Sends requests from many clients to `serve`."""
-        device = self.device[2:] if self.quick else self.device
         for name, words in ("serve", []), ("serve-hybrid", ["--hybrid"]):
-            with open(self.out / (name + ".txt"), "w") as told:
-                command = [self.launcher, "--json", *device, "--run", "model", "serve", *words, "--bind", "127.0.0.1:0"]
-                service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True)
-                url = json.loads(service.stdout.readline())["url"]
+            with self.service(name, words) as url:
                 load = [sys.executable, str(SERVE_SCRIPT), url, "--clients", "64", "--seconds", str(self.seconds)]
                 done = subprocess.run(load, stdout=subprocess.PIPE, text=True)
-                service.terminate()
-                self.say("%s: exit code %d of serve.py, %d of serve" % (name, done.returncode, service.wait()))
+                self.say("%s: exit code %d of serve.py" % (name, done.returncode))
                 (self.out / (name + "-load.txt")).write_text(done.stdout)
+
+    @contextmanager
+    def service(self, name, words):
+        """Runs `serve`, and gives its address."""
+        with open(self.out / (name + ".txt"), "w") as told:
+            command = [self.launcher, "--json", *self.one_worker, "--run", "model", "serve", *words, "--bind", "127.0.0.1:0"]
+            service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True)
+            facts = json.loads(service.stdout.readline())
+            self.launcher_pid = facts["pid"]
+            yield facts["url"]
+            service.terminate()
+            self.say("%s: exit code %d of serve" % (name, service.wait()))
+
+    def bytes(self):
+        """Compares the answers to the same embeddings: by 1, 2 and 4 workers, alone, and from `serve`."""
+        source, region = random.Random(1), [[-20, 30], [60, 30], [60, 75], [-20, 75], [-20, 30]]
+        rows = [[round(source.gauss(0, 1), 3) for _ in range(768)] for _ in range(300)]
+        Path("rows.csv").write_text(",".join("x%d" % i for i in range(768)) + "".join("\n" + ",".join(map(str, row)) for row in rows))
+        Path("region.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [region]}))
+        for name, words in ("plain", ["--density", "cells.parquet"]), ("hybrid", ["--hybrid"]), ("prior", ["--prior", "region.geojson"]):
+            found = []
+            for workers in 1, 2, 4:
+                device = ["--workers", workers, "--device", "cpu"] if self.quick else ["--gpus", workers, "--share-gpu"]
+                self.launch("bytes-" + name, *device, "--run", "model", "predict", "rows.csv", "--samples", *words, "--out", "rows-out.csv", "--overwrite")
+                found.append(Path("rows-out.csv").read_bytes() + (Path("cells.parquet").read_bytes() if name == "plain" else b""))
+            self.say("bytes of 1, 2 and 4 workers, %s: %s" % (name, "the same" if len(set(found)) == 1 else "DIFFERENT"))
+        command = [self.launcher, *self.one_worker, "--run", "model", "predict", "-", "--samples"]
+        ask = lambda some: subprocess.run(command, input="".join("%s\n" % row for row in some), stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+        answers = [without_id(line) for line in ask(rows)]
+        self.say("bytes alone: %s" % ("the same" if all(without_id(ask([rows[i]])[0]) == answers[i] for i in (0, 150, 299)) else "DIFFERENT"))
+        with self.service("serve-bytes", []) as url:
+            served = [without_id(row) for start in range(0, 300, 50) for row in post(url, rows[start : start + 50])["rows"]]
+            self.say("bytes of serve: %s" % ("the same" if served == answers else "DIFFERENT"))
+            both, alone = post(url, rows[:8], density=True)["rows"], post(url, rows[3:4], density=True)["rows"]
+            self.say("densities of serve: %s" % ("the same" if without_id(both[3]) == without_id(alone[0]) else "DIFFERENT"))
+            worker = int(Path("/proc/%d/task/%d/children" % ((self.launcher_pid,) * 2)).read_text().split()[0])
+            os.kill(worker, signal.SIGKILL)
+            killed, statuses, again = time.monotonic(), set(), None
+            while again is None:
+                try:
+                    again = post(url, rows[:1])["rows"]
+                except urllib.error.HTTPError as error:
+                    statuses.add(error.code)
+                    time.sleep(0.01)
+            same = "the same" if without_id(again[0]) == answers[0] else "DIFFERENT"
+            self.say("worker killed: %s, then back after %.2f s; bytes %s" % (statuses, time.monotonic() - killed, same))
 
     def grids(self):
         """Compares the gallery with even grids of up to a million points."""
@@ -131,7 +178,20 @@ class Experiment:
         self.evaluate("generalizability", {"shards.test": "shards/im2gps3k"}, "--suite", "generalizability", *grids)
 
 
-PARTS = ("photos", "models", "radii", "speed", "load", "grids")
+PARTS = ("photos", "models", "radii", "speed", "load", "grids", "bytes")
+
+
+def post(url, rows, **options):
+    body = json.dumps({"embeddings": rows, "samples": True} | options).encode()
+    request = urllib.request.Request(url + "predict", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        return json.load(reply)
+
+
+def without_id(row):
+    """An answer as JSON text without the id, which is the number of the row."""
+    row = json.loads(row) if isinstance(row, str) else row
+    return json.dumps({name: value for name, value in row.items() if name != "id"})
 
 
 def settings(values):

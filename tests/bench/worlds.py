@@ -145,7 +145,8 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--quick", action="store_true")
-    os.setpgrp()  # a failure ends the commands of all queues
+    if os.getpid() != os.getpgrp():
+        os.setpgrp()  # a failure ends the commands of all queues
     Experiment(parser.parse_args()).run()
 
 
