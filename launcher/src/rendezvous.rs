@@ -72,18 +72,17 @@ impl NodeWorkers {
         self
     }
 
-    /// Checks that the batch can be divided evenly among the replicas, and that the model and the anchors can be
-    /// divided evenly among the ranks of a replica. The error names values that would work.
-    pub fn check_divisible(&self, config: &RunConfig) -> Result<(), LaunchError> {
+    /// Checks that each replica gets a row of every batch, and that the model and the anchors can be divided evenly
+    /// among the ranks of a replica. The error names values that would work.
+    pub fn check_division(&self, config: &RunConfig) -> Result<(), LaunchError> {
         let (workers, tensor) = (self.slots.len() as u64, u64::from(config.parallel.tensor));
         let (replicas, batch) = (workers / tensor, u64::from(config.train.global_batch));
         let alternatives = possible_layouts(config, workers);
-        if !batch.is_multiple_of(replicas) {
-            let near = nearest_multiples(batch, replicas);
+        if batch < replicas {
             refuse!(
                 Config,
-                "train.global_batch: is {batch}, which cannot be divided among {replicas} data-parallel ranks; \
-                 wanted {near} rows, or {alternatives}"
+                "train.global_batch: is {batch}, which is too few for {replicas} data-parallel ranks; \
+                 wanted {replicas} or more, or {alternatives}"
             );
         }
         let widths = config.model.split_widths();
@@ -127,7 +126,7 @@ fn possible_layouts(config: &RunConfig, workers: u64) -> String {
             workers.is_multiple_of(*tensor)
                 && config.model.split_widths().iter().all(|width| width.is_multiple_of(*tensor))
                 && shared_anchors(config).is_multiple_of(*tensor)
-                && batch.is_multiple_of(workers / tensor)
+                && batch >= workers / tensor
         };
         (1..=workers).filter(works).map(|tensor| tensor.to_string()).collect()
     };
@@ -294,19 +293,14 @@ mod tests {
             config.parallel.tensor = tensor;
             change(&mut config);
             let world = NodeWorkers::plan(&config, &inventory(0)).expect("the workers can be split into groups");
-            world.check_divisible(&config).err().map(|error| error.to_string())
+            world.check_division(&config).err().map(|error| error.to_string())
         };
         let same = |got: Option<String>, want: &str| assert_eq!(got.as_deref(), Some(want));
         assert_eq!(refused(8, 4, &|_| ()), None, "refused 4, which divides all layer widths at degree 47");
+        assert_eq!(refused(3, 1, &|_| ()), None, "refused 3 replicas, whose shares of 4096 rows differ by a row");
         same(
-            refused(3, 1, &|_| ()),
-            "train.global_batch: is 4096, which cannot be divided among 3 data-parallel ranks; wanted 4095 or 4098 \
-             rows, or 2 or 4 workers",
-        );
-        same(
-            refused(7, 1, &|_| ()),
-            "train.global_batch: is 4096, which cannot be divided among 7 data-parallel ranks; wanted 4095 or 4102 \
-             rows, or 4 or 8 workers",
+            refused(7, 1, &|config| config.train.global_batch = 6),
+            "train.global_batch: is 6, which is too few for 7 data-parallel ranks; wanted 7 or more, or 6 or 8 workers",
         );
         same(
             refused(10, 5, &|config| config.train.global_batch = 10),

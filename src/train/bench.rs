@@ -13,6 +13,7 @@ use locdiff_core::pulse;
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
+use super::data::share;
 use super::error::TrainError;
 use super::observe::{Launcher, Meter};
 use super::profile::profile_steps;
@@ -135,24 +136,24 @@ fn update_bytes(kind: Kind) -> f64 {
 /// This rank's slice of a batch of random rows.
 fn batch(job: &TrainBench, index: u64, width: u32, ranks: &Communicator) -> Result<Batch, TrainError> {
     let train = &job.config.train;
-    let rows = u64::from(train.global_batch / ranks.data().size());
-    let first_sample = rows * u64::from(ranks.data().rank());
+    let slice = share(ranks).rows(train.global_batch);
+    let (first_sample, samples) = (slice.start, (slice.end - slice.start) as usize);
     let draw = RowDraw {
         stream: Stream::Test(0),
         step: Step::At(index),
         first_sample,
-        samples: rows as usize,
+        samples,
         elements: width as usize,
     };
     let image_be = Philox::new(train.seed).normal(ranks.world().device(), draw)?.f_to_kind(Kind::Half)?;
-    let points = uniform_points_of(Stream::Test(1), train.seed, index, first_sample, rows as usize)?;
+    let points = uniform_points_of(Stream::Test(1), train.seed, index, first_sample, samples)?;
     let places: Vec<Place> = points.into_iter().map(Place::from).collect();
     let coordinates = [
         places.iter().map(|place| place.latitude().0).collect(),
         places.iter().map(|place| place.longitude().0).collect(),
     ];
     let position = Position { seed: train.seed, epoch: 0, step: index, global_batch: train.global_batch };
-    Ok(Batch::of(image_be, coordinates, position, first_sample..first_sample + rows))
+    Ok(Batch::of(image_be, coordinates, position, slice))
 }
 
 /// Times a training on `shards.train`. Returns `None` if `job` does not ask for it. Only rank 0 knows the times; all

@@ -99,11 +99,15 @@ impl TrainingData {
         let device = ranks.world().device();
         let room = Room::measure(device, ranks.layout().world())?;
         let (cache, summary) = Cache::choose(config.shards.cache, self.plan.layout(), device, room)?;
-        let share = Share { worker: ranks.data().rank(), workers: ranks.data().size() };
         let options = BatchOptions::new(&config.shards, cache, device);
-        let batches = Batches::new(Arc::clone(&self.blocks), self.plan.clone(), position, share, &options)?;
+        let batches = Batches::new(Arc::clone(&self.blocks), self.plan.clone(), position, share(ranks), &options)?;
         Ok((batches, summary))
     }
+}
+
+/// This rank's share of each batch. The ranks of a replica have the same share.
+pub(super) fn share(ranks: &Communicator) -> Share {
+    Share { worker: ranks.data().rank(), workers: ranks.data().size() }
 }
 
 fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainError> {

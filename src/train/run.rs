@@ -12,7 +12,7 @@ use locdiff_core::stop;
 use nix::errno::Errno;
 use tch::Device;
 
-use super::data::{TrainingData, open_validation};
+use super::data::{TrainingData, open_validation, share};
 use super::error::TrainError;
 use super::faults::{RankFaults, break_cuda, exhaust_memory, file_error, read_error};
 use super::observe::{Launcher, Meter, Observer, SendMessage, summary};
@@ -345,7 +345,7 @@ impl<'a> Training<'a> {
         match batch {
             Some(batch) => self.trainer.launch(self.launched, &batch, &options)?,
             None => {
-                let slice = data.plan.slice(Share { worker: self.ranks.data().rank(), workers })?;
+                let slice = data.plan.slice(share(&self.ranks))?;
                 self.trainer.launch(self.launched, &Batch::void(position, slice, data.width)?, &options)?;
             }
         }

@@ -37,8 +37,8 @@ fn bench_train_times_steps_in_memory_and_from_shards() {
     let ms = result["ms_per_step"].as_f64().unwrap_or_default();
     let rows_per_s = result["samples_per_s"].as_f64().unwrap_or_default();
     assert!((rows_per_s * ms / 24e3 - 1.0).abs() < 1e-6, "{result}");
-    let ran = stage.run(&format!("{SMALL} --workers 5 bench train"));
-    ran.exits_with(ExitCode::Config).stderr_has("train.global_batch: is 24, which cannot be divided among 5");
+    let ran = stage.run(&format!("{SMALL} --workers 25 bench train"));
+    ran.exits_with(ExitCode::Config).stderr_has("train.global_batch: is 24, which is too few for 25");
     let left = std::fs::read_dir(stage.path().join("checkpoints")).is_ok_and(|mut found| found.next().is_some());
     assert!(!left, "the benchmark left a run behind");
 }

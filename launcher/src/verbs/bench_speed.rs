@@ -25,7 +25,7 @@ pub(super) fn train(request: &TrainBenchRequest, global: &Global, output: Output
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     refuse_filter(&config)?;
-    world.check_divisible(&config)?;
+    world.check_division(&config)?;
     if end_to_end {
         require_shards("shards.train", &config.shards.train)?;
     }

@@ -151,7 +151,7 @@ pub(super) fn run_resolved(
     output: Output,
 ) -> anyhow::Result<Value> {
     let config = &resolved.config;
-    world.check_divisible(config)?;
+    world.check_division(config)?;
     require_shards("shards.train", &config.shards.train)?;
     if !config.shards.validation.is_empty() && config.eval.every > 0 {
         require_shards("shards.validation", &config.shards.validation)?;

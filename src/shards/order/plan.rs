@@ -47,6 +47,13 @@ pub struct Share {
 impl Share {
     /// The share of a single worker, which reads everything.
     pub const WHOLE: Self = Self { worker: 0, workers: 1 };
+
+    /// The rows that the worker takes from `batch` rows. If the rows cannot be divided evenly, some workers have one
+    /// row more than others.
+    pub fn rows(self, batch: u32) -> Range<u64> {
+        let cut = |worker: u32| u64::from(worker) * u64::from(batch) / u64::from(self.workers);
+        cut(self.worker)..cut(self.worker + 1)
+    }
 }
 
 /// A row of the data set and one of its views.
@@ -183,8 +190,7 @@ impl Plan {
                 "{workers} workers cannot share a global batch of {batch} rows; raise train.global_batch to {workers}"
             )));
         }
-        let cut = |worker: u32| u64::from(worker) * u64::from(batch) / u64::from(workers);
-        Ok(cut(worker)..cut(worker + 1))
+        Ok(share.rows(batch))
     }
 
     /// Computes the order of one epoch, in time proportional to the number of blocks.

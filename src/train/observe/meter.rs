@@ -7,6 +7,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use crate::comm::Communicator;
 use crate::native::cuda;
+use crate::train::data::share;
 use crate::train::step::Trainer;
 
 /// Peak rates of GPUs in TFLOP/s without sparsity, from NVIDIA's data sheets. Each entry has one or more words of a
@@ -50,13 +51,13 @@ pub(in crate::train) struct Meter {
 }
 
 impl Meter {
-    /// A meter for this rank. It assumes that all ranks have equal shares of each step.
+    /// A meter for this rank.
     pub(in crate::train) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
         let method = &trainer.work.method;
         // Count the operations of one replica directly. Dividing the operations of the whole step by the number of
         // replicas would be wrong, because every replica runs the time layers for all timesteps.
-        let rows = u64::from(config.train.global_batch / ranks.data().size());
-        let replica = method.step_flops(rows);
+        let rows = share(ranks).rows(config.train.global_batch);
+        let replica = method.step_flops(rows.end - rows.start);
         let (device, kind) = (ranks.world().device(), method.placement().compute_kind());
         let peak = config.train.peak_tflops.value().or_else(|| match device {
             Device::Cuda(index) => cuda::properties(index).ok().and_then(|found| peak_tflops(&found.name, kind)),

@@ -72,10 +72,10 @@ const CONFIGURATION: [Mistake; 14] = [
     ("--config preset.toml train", ExitCode::Config, "preset: is \"dmeo\"", "wanted a preset: demo, l23"),
     ("--run a/b train", ExitCode::Config, "checkpoint.run: is \"a/b\"", "checkpoint.dir names the folder of all runs"),
     (
-        "--workers 7 --set train.global_batch=240 --set shards.train=shards/mp16 --set eval.every=0 train",
+        "--workers 7 --set train.global_batch=5 --set shards.train=shards/mp16 --set eval.every=0 train",
         ExitCode::Config,
-        "train.global_batch: is 240, which cannot be divided",
-        "wanted 238 or 245",
+        "train.global_batch: is 5, which is too few for 7 data-parallel ranks",
+        "wanted 7 or more",
     ),
 ];
 

@@ -23,7 +23,7 @@ fn number_of_workers_changes_neither_losses_nor_gradients() {
     assert!(one[&50][0] < 0.98 * one[&1][0], "the loss did not fall by 2 %: from {:?} to {:?}", one[&1], one[&50]);
     for (run, more) in [
         ("two", "--workers 2 --set train.steps=50"),
-        ("three", "--workers 3 --set train.steps=50"),
+        ("seven-with-uneven-shares", "--workers 7 --set train.steps=50"),
         ("four", "--workers 4 --set train.steps=50"),
         ("split-in-two", "--workers 2 --tensor-parallel 2 --set train.steps=50"),
         ("split-in-four", "--workers 4 --tensor-parallel 4 --set train.steps=50"),

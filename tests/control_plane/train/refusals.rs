@@ -48,7 +48,7 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
 fn indivisible_layouts_are_refused_with_alternatives() {
     let stage = stage();
     for (settings, field, alternatives) in [
-        ("--workers 7", "train.global_batch: is 240", "wanted 238 or 245 rows, or 6 or 8 workers"),
+        ("--workers 7 --set train.global_batch=6", "train.global_batch: is 6", "wanted 7 or more, or 6 or 8 workers"),
         ("--workers 5 --tensor-parallel 5", "widths 144, 72, 36, 288", "wanted --tensor-parallel 1 with 5 workers"),
         (
             "--workers 4 --tensor-parallel 4 --set loss.anchors=66",
