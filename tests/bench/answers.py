@@ -27,7 +27,7 @@ from pathlib import Path
 
 SHARES = "train=0.89,validation=0.05,test=0.06"
 SEEDS = {"train": 2201, "validation": 2202, "test": 2203, "im2gps3k": 2204, "uniform": 2205, "tune": 2206}
-RECIPE = {"train.learning_rate": 4e-4, "loss.kl_weight": 0, "eval.every": 0}
+RECIPE = {"train.learning_rate": 4e-4, "loss.kl_weight": 0}
 SERVE_SCRIPT = Path(__file__).with_name("serve.py")
 
 
@@ -64,6 +64,7 @@ class Experiment:
         self.launch("simulate-" + name, "shards", "simulate", *words, "--out", "shards/" + name)
 
     def train(self, run, config, values):
+        values = values | {"eval.every": 0, "eval.after_train": "false"}
         if self.quick:
             values = values | {"train.steps": 20, "train.warmup_steps": 5, "train.global_batch": 64}
             values |= {} if config == "geoclip" else {"model.degree": 9}
