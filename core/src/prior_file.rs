@@ -14,6 +14,7 @@ use twox_hash::XxHash3_64;
 
 use crate::exit_code::{ExitCode, FailureKind, HasExitCode};
 use crate::geo::{Degrees, Place, PlacePrior, Polygon, PriorFeature, UnitVector, check_position};
+use crate::text;
 
 /// Files with more bytes are refused. The values of a file take up to about 15 times its size in memory.
 pub const BYTES_MAX: u64 = 16 << 20;
@@ -23,8 +24,6 @@ pub const WIDTH_KM: f64 = 10.0;
 const WIDTH_KM_MAX: f64 = 20_000.0;
 /// Most features of a file. At each place, the prior is the largest over all features.
 const FEATURES_MAX: usize = 1000;
-/// Most characters of a wrong value in an error message.
-const SHOWN_MAX: usize = 40;
 
 const GEOMETRIES: &str = "Point, MultiPoint, LineString, MultiLineString, Polygon, MultiPolygon or GeometryCollection";
 
@@ -148,7 +147,7 @@ fn feature(value: &Value) -> Result<PriorFeature, String> {
     let object = object(value, "the feature")?;
     match type_of(object, "")? {
         "Feature" => {}
-        other => return Err(format!("type is \"{}\", wanted \"Feature\"", cut(other))),
+        other => return Err(format!("type is \"{}\", wanted \"Feature\"", text::shown(other))),
     }
     let properties = match object.get("properties") {
         None | Some(Value::Null) => None,
@@ -208,7 +207,7 @@ fn add_geometry(value: &Value, field: &str, shapes: &mut Shapes) -> Result<(), S
         "MultiPolygon" => {
             shapes.polygons.extend(members(coordinates, &name)?.map(is_polygon).collect::<Result<Vec<_>, _>>()?);
         }
-        other => return Err(format!("{field}.type is \"{}\", wanted {GEOMETRIES}", cut(other))),
+        other => return Err(format!("{field}.type is \"{}\", wanted {GEOMETRIES}", text::shown(other))),
     }
     Ok(())
 }
@@ -293,13 +292,8 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Array(found) if found.is_empty() => "an empty list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
-        other => cut(&other.to_string()),
+        other => text::shown(&other.to_string()),
     }
-}
-
-fn cut(text: &str) -> String {
-    let start: String = text.chars().take(SHOWN_MAX).collect();
-    if start.len() < text.len() { format!("{start}...") } else { start }
 }
 
 #[cfg(test)]

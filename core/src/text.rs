@@ -29,6 +29,18 @@ pub(crate) fn similarity(known: &str, name: &str) -> f64 {
     prefix + strsim::jaro_winkler(&known, &name)
 }
 
+/// Largest number of characters of a value that a message shows.
+const SHOWN_MAX: usize = 40;
+
+/// Text from a file as it is shown in a message: its start, with escapes for control characters, which could change a
+/// terminal.
+pub fn shown(text: &str) -> String {
+    let start: String = text.chars().take(SHOWN_MAX).collect();
+    let dots = if start.len() < text.len() { "..." } else { "" };
+    let escaped = |letter: char| if letter.is_control() { letter.escape_default().to_string() } else { letter.into() };
+    start.chars().map(escaped).chain([dots.to_owned()]).collect()
+}
+
 /// Up to three of the `known` names that resemble `name`, the most similar first.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut found: Vec<(f64, &str)> = known.into_iter().map(|known| (similarity(known, name), known)).collect();

@@ -20,6 +20,8 @@ mod pieces;
 mod reader;
 mod writer;
 
+use locdiff_core::protocol::CHECKPOINT_STATE;
+
 pub use background::{Background, Part, Snapshot, WriteFault};
 pub use error::CheckpointError;
 pub use export::export;
@@ -37,7 +39,7 @@ pub const FIRST_MOMENTS: &str = "first-moments";
 /// AdamW's second moments.
 pub const SECOND_MOMENTS: &str = "second-moments";
 /// Everything that is not a tensor: position in the data, counters, configuration.
-pub const STATE: &str = "state.json";
+pub const STATE: &str = CHECKPOINT_STATE;
 
 /// File name of one piece of a part, such as `weights-00-of-01.safetensors`.
 pub fn piece_name(part: &str, piece: u32, pieces: u32) -> String {

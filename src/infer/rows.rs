@@ -19,6 +19,8 @@ use crate::shards::{BlockRows, Blocks, Coordinates, Dataset, ELEMENT_BYTES, Mask
 
 /// Images per block on the CPU, and in the quick evaluation of a training run.
 pub const BLOCK_IMAGES: usize = 64;
+/// The bytes of -0 in float16.
+const NEGATIVE_ZERO: [u8; 2] = [0, 0x80];
 /// Denoising chains per block on a GPU: enough to keep a GPU busy.
 const GPU_BLOCK_CHAINS: u32 = 4096;
 /// Maximum number of images per block on a GPU.
@@ -73,8 +75,15 @@ impl ImageBlock {
     /// The seed of the random numbers of each image, from the first view of the image and the seed of the engine.
     /// Images that only fill up the block have the seed of the engine.
     pub(super) fn seeds(&self, seed: u64) -> Vec<u64> {
-        let first_view = |image: &Image| XxHash3_64::oneshot(&image.views[..self.width * ELEMENT_BYTES]);
-        let mut seeds: Vec<u64> = self.images.iter().map(|image| seed ^ first_view(image)).collect();
+        let mut first_view = Vec::with_capacity(self.width * ELEMENT_BYTES);
+        let mut hash = |image: &Image| {
+            first_view.clear();
+            // A zero may have a sign, which JSON of JavaScript loses.
+            let halves = image.views[..self.width * ELEMENT_BYTES].as_chunks::<ELEMENT_BYTES>().0;
+            first_view.extend(halves.iter().flat_map(|half| if *half == NEGATIVE_ZERO { [0, 0] } else { *half }));
+            XxHash3_64::oneshot(&first_view)
+        };
+        let mut seeds: Vec<u64> = self.images.iter().map(|image| seed ^ hash(image)).collect();
         seeds.resize(self.size, seed);
         seeds
     }

@@ -138,13 +138,8 @@ fn batch(job: &TrainBench, index: u64, width: u32, ranks: &Communicator) -> Resu
     let train = &job.config.train;
     let slice = share(ranks).rows(train.global_batch);
     let (first_sample, samples) = (slice.start, (slice.end - slice.start) as usize);
-    let draw = RowDraw {
-        stream: Stream::Test(0),
-        step: Step::At(index),
-        first_sample,
-        samples,
-        elements: width as usize,
-    };
+    let draw =
+        RowDraw { stream: Stream::Test(0), step: Step::At(index), first_sample, samples, elements: width as usize };
     let image_be = Philox::new(train.seed).normal(ranks.world().device(), draw)?.f_to_kind(Kind::Half)?;
     let points = uniform_points_of(Stream::Test(1), train.seed, index, first_sample, samples)?;
     let places: Vec<Place> = points.into_iter().map(Place::from).collect();

@@ -43,8 +43,8 @@ pub use shards::{
     ShardsBenched, ShardsJob, ShardsMade, SimulatedWorld, Statistics, Verified,
 };
 pub use train::{
-    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, Progress,
-    QuickEvaluation, TimeBefore, TrainJob, TrainSummary, partial_name, step_name,
+    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CHECKPOINT_STATE, CheckpointFile, CheckpointManifest, PartsWritten,
+    Progress, QuickEvaluation, TimeBefore, TrainJob, TrainSummary, partial_name, step_name,
 };
 
 /// Version of the protocol. Increase it whenever a message changes.

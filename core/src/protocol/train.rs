@@ -19,6 +19,9 @@ pub const CHECKPOINT_FORMAT: u32 = 1;
 /// Name of the file that completes a checkpoint. It is written last and lists all other files.
 pub const CHECKPOINT_MANIFEST: &str = "manifest.json";
 
+/// The file of a checkpoint that describes the state of the training.
+pub const CHECKPOINT_STATE: &str = "state.json";
+
 /// Name of the folder of a committed checkpoint, inside the run folder.
 pub fn step_name(step: u64) -> String {
     format!("step-{step:08}")

@@ -7,7 +7,8 @@
 //! - Lines of text, as from another program: on each line a JSON list, numbers with commas or spaces between them, or a
 //!   JSON object with `embedding` and perhaps `id`.
 //!
-//! A bad row is left out. The first bad rows are named, and all of them are counted.
+//! A bad row is left out: one that is not numbers, has another width than wanted, or is zero everywhere. The first bad
+//! rows are named, and all of them are counted.
 
 use std::fs::File;
 use std::io::{BufRead, Read};
@@ -25,6 +26,7 @@ use serde::Deserialize;
 use super::error::TableError;
 use super::matrix::Matrix;
 use super::names::{AUTHOR_NAMES, EMBEDDING_NAMES, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, columns_named};
+use crate::text::shown;
 
 /// Rows of a row group.
 const GROUP_ROWS: usize = 1024;
@@ -50,9 +52,10 @@ pub fn needs_copy(path: &Path) -> bool {
     ["npy", "safetensors", "csv"].iter().any(|wanted| extension == *wanted)
 }
 
-/// Copies the embeddings of a `.npy`, safetensors or CSV file to the Parquet file `to`.
-pub fn copy_embeddings(from: &Path, to: &Path) -> Result<CopiedRows, TableError> {
-    let mut copy = Copy::new(from, to);
+/// Copies the embeddings of a `.npy`, safetensors or CSV file to the Parquet file `to`. `width` is the number of numbers
+/// of an embedding; `None` if the first good row decides it.
+pub fn copy_embeddings(from: &Path, to: &Path, width: Option<usize>) -> Result<CopiedRows, TableError> {
+    let mut copy = Copy::new(from, to, width);
     if from.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
         copy_csv(from, &mut copy)?;
     } else {
@@ -61,9 +64,15 @@ pub fn copy_embeddings(from: &Path, to: &Path) -> Result<CopiedRows, TableError>
     copy.finish()
 }
 
-/// Copies embeddings from lines of text to the Parquet file `to`. `name` is the name of the source in messages.
-pub fn copy_lines(source: &mut dyn BufRead, name: &Path, to: &Path) -> Result<CopiedRows, TableError> {
-    let (mut copy, mut line) = (Copy::new(name, to), Vec::new());
+/// Copies embeddings from lines of text to the Parquet file `to`. `name` is the name of the source in messages, and
+/// `width` is as in [`copy_embeddings`].
+pub fn copy_lines(
+    source: &mut dyn BufRead,
+    name: &Path,
+    to: &Path,
+    width: Option<usize>,
+) -> Result<CopiedRows, TableError> {
+    let (mut copy, mut line) = (Copy::new(name, to, width), Vec::new());
     let mut row = 0;
     loop {
         line.clear();
@@ -88,9 +97,12 @@ pub fn copy_lines(source: &mut dyn BufRead, name: &Path, to: &Path) -> Result<Co
 type ParsedRow = Result<(Option<String>, Vec<f32>), String>;
 
 /// The numbers of an embedding as float16. The error names the first number that float16 cannot hold;
-/// it counts from 1.
+/// it counts from 1. It is also an error if all numbers are 0, as they are where an encoder has failed.
 pub fn to_halves(values: &[f32]) -> Result<Vec<f16>, String> {
     let halves: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
+    if halves.iter().all(|half| *half == f16::ZERO) {
+        return Err("all numbers of the embedding are 0 in float16".to_owned());
+    }
     match halves.iter().position(|half| !half.is_finite()) {
         Some(element) => {
             Err(format!("number {} is {}, wanted a number that float16 can hold", element + 1, values[element]))
@@ -118,7 +130,7 @@ fn parse_numbers(text: &str) -> Result<Vec<f32>, String> {
     let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let words = inner.split(|letter: char| letter == ',' || letter == ';' || letter.is_whitespace());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-    let number = |word: &&str| word.parse().map_err(|_| format!("{word:?} is not a number"));
+    let number = |word: &&str| word.parse().map_err(|_| format!("\"{}\" is not a number", shown(word)));
     words.iter().map(number).collect()
 }
 
@@ -143,9 +155,19 @@ fn copy_csv(from: &Path, copy: &mut Copy<'_>) -> Result<(), TableError> {
     let (id, lists) = (named(ID_NAMES).first().copied(), named(EMBEDDING_NAMES));
     let other: Vec<usize> =
         [ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, AUTHOR_NAMES].iter().flat_map(|accepted| named(accepted)).collect();
-    let numbers: Vec<usize> = (0..header.len()).filter(|column| !other.contains(column)).collect();
+    // pandas writes its index as a column without a name.
+    let is_number = |column: &usize| !other.contains(column) && !header[*column].is_empty();
+    let numbers: Vec<usize> = (0..header.len()).filter(is_number).collect();
+    // Names may be numbers only if they count the columns, as pandas names them.
+    let mut names = numbers.iter().filter_map(|column| header[*column].parse::<f64>().ok());
+    if header.iter().all(|name| name.parse::<f32>().is_ok())
+        && names.by_ref().zip(0..).any(|(name, at)| name != f64::from(at))
+    {
+        let reason = "the first line has numbers, wanted a header with a name for each column, such as x0,x1,x2";
+        return Err(TableError::file(from, reason));
+    }
     if lists.is_empty() && numbers.is_empty() {
-        let reason = format!("no column holds numbers of an embedding; found: {}", header.join(", "));
+        let reason = format!("no column holds numbers of an embedding; found: {}", shown(&header.join(", ")));
         return Err(TableError::file(from, reason));
     }
     for (row, record) in reader.records().enumerate() {
@@ -168,7 +190,9 @@ fn copy_csv(from: &Path, copy: &mut Copy<'_>) -> Result<(), TableError> {
                 .iter()
                 .map(|column| {
                     let text = cell(*column);
-                    text.parse().map_err(|_| format!("column `{}` is {text:?}, wanted a number", header[*column]))
+                    text.parse().map_err(|_| {
+                        format!("column `{}` is \"{}\", wanted a number", shown(&header[*column]), shown(text))
+                    })
                 })
                 .collect(),
         };
@@ -178,11 +202,12 @@ fn copy_csv(from: &Path, copy: &mut Copy<'_>) -> Result<(), TableError> {
     Ok(())
 }
 
-/// Writes rows to a Parquet file. The first good row decides the width.
+/// Writes rows to a Parquet file.
 struct Copy<'a> {
     from: &'a Path,
     to: &'a Path,
-    width: usize,
+    /// Numbers of an embedding. Without a given width, the first good row decides it.
+    width: Option<usize>,
     ids: Vec<String>,
     halves: Vec<f16>,
     writer: Option<ArrowWriter<File>>,
@@ -190,9 +215,9 @@ struct Copy<'a> {
 }
 
 impl<'a> Copy<'a> {
-    fn new(from: &'a Path, to: &'a Path) -> Self {
+    fn new(from: &'a Path, to: &'a Path, width: Option<usize>) -> Self {
         let copied = CopiedRows::default();
-        Self { from, to, width: 0, ids: Vec::new(), halves: Vec::new(), writer: None, copied }
+        Self { from, to, width, ids: Vec::new(), halves: Vec::new(), writer: None, copied }
     }
 
     fn add(&mut self, row: usize, parsed: ParsedRow) -> Result<(), TableError> {
@@ -207,7 +232,7 @@ impl<'a> Copy<'a> {
                 return Ok(());
             }
         };
-        self.width = halves.len();
+        self.width = Some(halves.len());
         self.ids.push(id.unwrap_or_else(|| row.to_string()));
         self.halves.extend(halves);
         self.copied.rows += 1;
@@ -219,12 +244,8 @@ impl<'a> Copy<'a> {
         if values.is_empty() {
             return Err("the embedding is empty".to_owned());
         }
-        if self.width != 0 && values.len() != self.width {
-            return Err(format!(
-                "the embedding has {} numbers, wanted {} as in the first row",
-                values.len(),
-                self.width
-            ));
+        if let Some(width) = self.width.filter(|width| values.len() != *width) {
+            return Err(format!("the embedding has {} numbers, wanted {width}", values.len()));
         }
         to_halves(values)
     }
@@ -232,7 +253,7 @@ impl<'a> Copy<'a> {
     fn write_group(&mut self) -> Result<(), TableError> {
         let failed = |error: &dyn std::fmt::Display| TableError::io(self.to, &std::io::Error::other(error.to_string()));
         let item = Arc::new(Field::new("item", DataType::Float16, false));
-        let width = i32::try_from(self.width).map_err(|error| failed(&error))?;
+        let width = i32::try_from(self.width.unwrap_or_default()).map_err(|error| failed(&error))?;
         let numbers = Arc::new(PrimitiveArray::<Float16Type>::from(std::mem::take(&mut self.halves)));
         let lists = FixedSizeListArray::try_new(item.clone(), width, numbers, None).map_err(|error| failed(&error))?;
         let columns: Vec<ArrayRef> = vec![Arc::new(StringArray::from(std::mem::take(&mut self.ids))), Arc::new(lists)];
@@ -271,7 +292,7 @@ mod tests {
     fn copied(source: &[u8]) -> (CopiedRows, Vec<(String, Vec<f32>)>) {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let to = folder.path().join("copy.parquet");
-        let found = copy_lines(&mut &source[..], Path::new("stdin"), &to).expect("the lines can be copied");
+        let found = copy_lines(&mut &source[..], Path::new("stdin"), &to, None).expect("the lines can be copied");
         (found, rows_of(&to))
     }
 
@@ -309,10 +330,30 @@ mod tests {
     }
 
     #[test]
+    fn wanted_width_decides_and_text_of_the_source_is_shortened_and_escaped() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
+        let to = folder.path().join("copy.parquet");
+        let source = format!("1 2 3\n4 5\n0 -0\n{}\n\u{1b}]0;x\u{7} 1\n", "x".repeat(1 << 20));
+        let found = copy_lines(&mut source.as_bytes(), Path::new("stdin"), &to, Some(2)).expect("a row is usable");
+        assert_eq!(rows_of(&to), [("1".to_owned(), vec![4.0, 5.0])]);
+        assert_eq!((found.rows, found.bad), (1, 4));
+        let long = "x".repeat(40);
+        let wanted = [
+            "stdin: row 0: the embedding has 3 numbers, wanted 2",
+            "stdin: row 2: all numbers of the embedding are 0 in float16",
+            &format!("stdin: row 3: \"{long}...\" is not a number"),
+        ];
+        assert_eq!(found.reasons, wanted);
+        let found = copy_lines(&mut "\u{1b}]0;x\u{7}\n1\n".as_bytes(), Path::new("stdin"), &to, None);
+        let reasons = found.expect("a row is usable").reasons;
+        assert!(!reasons[0].contains('\u{1b}') && reasons[0].contains("\\u{1b}]0;x\\u{7}"), "{reasons:?}");
+    }
+
+    #[test]
     fn nothing_usable_is_an_error_that_says_why() {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let to = folder.path().join("copy.parquet");
-        let error = copy_lines(&mut "x\n".as_bytes(), Path::new("stdin"), &to).expect_err("no line is usable");
+        let error = copy_lines(&mut "x\n".as_bytes(), Path::new("stdin"), &to, None).expect_err("no line is usable");
         assert_eq!(
             error.to_string(),
             "stdin: it has no embedding that can be used; stdin: row 0: \"x\" is not a number"
@@ -326,9 +367,18 @@ mod tests {
         for text in ["path,lat,embedding\np,1,\"[1, 2]\"\nq,1,\"3 4\"\n", "e0,e1,lat,path\n1,2,9,p\n3,4,9,q\n"] {
             std::fs::write(&from, text).expect("the folder is writable");
             assert!(needs_copy(&from));
-            assert_eq!(copy_embeddings(&from, &to).expect("the file is valid").rows, 2);
+            assert_eq!(copy_embeddings(&from, &to, Some(2)).expect("the file is valid").rows, 2);
             assert_eq!(rows_of(&to), [("p".to_owned(), vec![1.0, 2.0]), ("q".to_owned(), vec![3.0, 4.0])]);
         }
+        // As pandas writes it, with and without its index.
+        for text in ["0,1\n1,2\n3,4\n", ",0,1\n0,1,2\n1,3,4\n"] {
+            std::fs::write(&from, text).expect("the folder is writable");
+            assert_eq!(copy_embeddings(&from, &to, None).expect("the file is valid").rows, 2, "{text}");
+            assert_eq!(rows_of(&to)[1].1, [3.0, 4.0], "{text}");
+        }
+        std::fs::write(&from, "1.5,2\n3,4\n").expect("the folder is writable");
+        let error = copy_embeddings(&from, &to, None).expect_err("there is no header").to_string();
+        assert!(error.contains("the first line has numbers, wanted a header"), "{error}");
     }
 
     #[test]
@@ -341,9 +391,9 @@ mod tests {
             [&b"\x93NUMPY\x01\x00"[..], &118_u16.to_le_bytes(), format!("{header:<117}\n").as_bytes()].concat();
         (0..2 * rows).for_each(|number| bytes.extend((number as f32 / 64.0).to_le_bytes()));
         std::fs::write(&from, bytes).expect("the folder is writable");
-        assert_eq!(copy_embeddings(&from, &to).expect("the file is valid").rows, rows as u64);
+        assert_eq!(copy_embeddings(&from, &to, None).expect("the file is valid").rows, rows as u64 - 1);
         let copied = rows_of(&to);
-        assert_eq!(copied[rows - 1].0, (rows - 1).to_string());
-        assert_eq!(copied[1].1, [2.0 / 64.0, 3.0 / 64.0]);
+        assert_eq!(copied[rows - 2].0, (rows - 1).to_string());
+        assert_eq!(copied[0].1, [2.0 / 64.0, 3.0 / 64.0]);
     }
 }

@@ -7,14 +7,15 @@
 mod input;
 mod pieces;
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use locdiff_core::answers::{AnswerFormat, AnswerWriter, EXTENSIONS, PreparedRow, WrittenRow};
 use locdiff_core::cells::CellWriter;
 use locdiff_core::config::{Aggregator, EvalConfig, RunConfig, ValueOrigin};
@@ -29,7 +30,7 @@ use super::eval::radii::{self, SavedCalibration};
 use super::eval::{ChosenModel, LocatingGang, ModelSource, find_model};
 use super::paths::{existing, require_file, require_new};
 use crate::cli::{Global, PredictRequest};
-use crate::error::{LaunchError, exit_code_of, refuse};
+use crate::error::{LaunchError, exit_code_of, refuse, reported};
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
@@ -62,7 +63,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     }
     let folder = PiecesFolder::open(&target.partial)?;
     // Until now, Ctrl-C ends the process at once, also while it reads stdin or a long file.
-    let input = Input::open(&request.input, folder.path())?;
+    let input = Input::open(&request.input, folder.path(), model.file.width)?;
     hold_signals()?;
     input.name_columns(&mut resolved.config.shards);
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
@@ -102,9 +103,14 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     };
     let mut writers = (target.writer(request.samples)?, target.cell_writer()?);
     let pieces = folder.files(summary.rows)?;
-    for piece in &pieces {
+    for (piece, rows) in pieces {
         supervisor.check_interrupted()?;
-        write_piece(piece, calibration.as_ref(), &mut writers)?;
+        write_piece(&piece, rows, calibration.as_ref(), &mut writers).inspect_err(|error| {
+            if exit_code_of(error) == ExitCode::Corrupt {
+                // Ignore an error: the command has failed already.
+                let _ = std::fs::remove_file(&piece);
+            }
+        })?;
         target.wait_for_reader(&mut supervisor)?;
     }
     let rows = writers.0.finish()?;
@@ -169,18 +175,24 @@ fn predict(
     gang.run(location, *hybrid, &task, begin, finish).map(|(_, summary)| summary)
 }
 
-/// Writes the rows of a piece. Most of the time goes into parsing and formatting them, which all cores share.
+/// Writes the rows of a piece, whose indices are `rows`. Most of the time goes into parsing and formatting them, which
+/// all cores share.
 fn write_piece(
     path: &Path,
+    mut rows: Range<u64>,
     saved: Option<&SavedCalibration>,
     (answers, densities): &mut (AnswerWriter, Option<CellWriter>),
 ) -> anyhow::Result<()> {
     let (style, threads) = (answers.style(), available_parallelism().map_or(1, usize::from));
     let prepare = |line: &String| -> serde_json::Result<PreparedAnswer> {
         let mut row: PredictedRow = serde_json::from_str(line)?;
-        let (id, cells) = (row.id.clone(), std::mem::take(&mut row.density.cells));
+        let (index, id, cells) = (row.index, row.id.clone(), std::mem::take(&mut row.density.cells));
         let radii_km = saved.map(|saved| saved.calibration.radii_km(row.spread_km));
-        Ok(PreparedAnswer { id, cells, row: style.prepare(WrittenRow { row, radii_km }) })
+        Ok(PreparedAnswer { index, id, cells, row: style.prepare(WrittenRow { row, radii_km }) })
+    };
+    let damaged = |reason: &dyn Display| {
+        let advice = "the piece was removed; repeat the command";
+        reported!(Corrupt, "{} is damaged: {reason}; {advice}", path.display())
     };
     let mut lines = BufReader::new(File::open(path).map_err(LaunchError::at(path))?).lines();
     loop {
@@ -193,10 +205,14 @@ fn write_piece(
             some.push(line);
         }
         if some.is_empty() {
-            return Ok(());
+            let rest = rows.count();
+            return if rest == 0 { Ok(()) } else { Err(damaged(&format!("{rest} rows are missing")).into()) };
         }
         for prepared in in_parallel(threads, &some, prepare) {
-            let PreparedAnswer { id, cells, row } = prepared.with_context(|| path.display().to_string())?;
+            let PreparedAnswer { index, id, cells, row } = prepared.map_err(|error| damaged(&error))?;
+            if rows.next() != Some(index) {
+                return Err(damaged(&format!("row {index} is not the next one")).into());
+            }
             if let Some(densities) = densities {
                 densities.write(&id, &cells)?;
             }
@@ -207,6 +223,7 @@ fn write_piece(
 
 /// A row that is ready to be written, with the cells of its density.
 struct PreparedAnswer {
+    index: u64,
     id: String,
     cells: Vec<(u64, f32)>,
     row: PreparedRow,
@@ -243,7 +260,7 @@ impl Destination {
             |path: &Path| request.overwrite || std::path::absolute(path).is_ok_and(|path| placed.contains(&path));
         require_new("--out", out, may_replace(out))?;
         if let Some(density) = &request.density {
-            check_density(density, out, may_replace(density))?;
+            check_density(density, (out, Path::new(&partial)), may_replace(density))?;
         }
         let (out, density) = (Some((out.clone(), format)), request.density.clone());
         Ok(Self { out, density, partial: partial.into(), _temporary: None })
@@ -302,13 +319,23 @@ impl Destination {
 }
 
 /// Checks the name of the file of the densities.
-fn check_density(density: &Path, out: &Path, overwrite: bool) -> Result<(), LaunchError> {
+fn check_density(density: &Path, (out, partial): (&Path, &Path), overwrite: bool) -> Result<(), LaunchError> {
     if AnswerFormat::of(density) != Some(AnswerFormat::Parquet) {
         refuse!(Usage, "--density {}: wanted a name that ends in .parquet", density.display());
     }
     let [one, other] = [density, out].map(|path| std::path::absolute(path).ok());
     if one == other {
         refuse!(Usage, "--density and --out name the same file, {}", out.display());
+    }
+    let is_within = |folder: &Path| {
+        std::path::absolute(folder).is_ok_and(|folder| one.iter().any(|path| path.starts_with(&folder)))
+    };
+    if is_within(out) || is_within(partial) {
+        refuse!(
+            Usage,
+            "--density: {} is in the folder of --out or of its pieces; choose another folder",
+            density.display()
+        );
     }
     if density.is_dir() {
         refuse!(Exists, "--density: {} is a folder, wanted the name of a file", density.display());

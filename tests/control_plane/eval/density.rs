@@ -155,6 +155,9 @@ fn densities_without_a_temperature_or_with_a_bad_name_are_refused() {
     refused("--out a.csv --density d.parquet", ExitCode::NoData, "`eval --calibrate` measures the radii");
     refused("--out a.csv --density d.csv", ExitCode::Usage, "ends in .parquet");
     refused("--out a.parquet --density ./a.parquet", ExitCode::Usage, "name the same file");
+    for density in ["a.csv.partial/density.parquet", "a.csv/d.parquet"] {
+        refused(&format!("--out a.csv --density {density}"), ExitCode::Usage, "in the folder of --out");
+    }
     refused("--density d.parquet", ExitCode::Usage, "--out");
     std::fs::write(stage.path().join("d.parquet"), "x").expect("the test folder is writable");
     refused("--out a.csv --density d.parquet", ExitCode::Exists, "use --overwrite");

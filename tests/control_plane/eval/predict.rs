@@ -101,11 +101,13 @@ fn bad_rows_are_named_and_counted_and_bad_names_are_refused() {
         let numbers: Vec<String> = embedding(number, 0).map(|number| number.to_string()).collect();
         format!("photo-{number},\"[{}]\"\n", numbers.join(" "))
     };
-    let text = format!("path,embedding\n{}bad,\"[1 2 x]\"\n{}", row(1000), row(1001));
+    // The model decides the width, not the first row.
+    let text = format!("path,embedding\nshort,\"[1 2]\"\n{}bad,\"[1 2 x]\"\n{}", row(1000), row(1001));
     std::fs::write(stage.path().join("photos.csv"), text).expect("the test folder is writable");
     let ran = stage.run("--json predict photos.csv --out out.geojson");
-    ran.exits_with(ExitCode::Success).stderr_has("photos.csv: row 1: \"x\" is not a number");
-    assert_eq!((ran.json()["rows"].as_u64(), ran.json()["bad_rows"].as_u64()), (Some(2), Some(1)));
+    ran.exits_with(ExitCode::Success).stderr_has("photos.csv: row 2: \"x\" is not a number");
+    ran.stderr_has("photos.csv: row 0: the embedding has 2 numbers, wanted 12");
+    assert_eq!((ran.json()["rows"].as_u64(), ran.json()["bad_rows"].as_u64()), (Some(2), Some(2)));
     let found: Value = serde_json::from_str(&file(&stage, "out.geojson")).expect("the file is valid JSON");
     assert_eq!(found["features"][1]["properties"]["id"], "photo-1001");
     stage.run("predict photos.csv --out out.txt").exits_with(ExitCode::Usage).stderr_has("wanted .parquet, .csv or");
@@ -114,7 +116,15 @@ fn bad_rows_are_named_and_counted_and_bad_names_are_refused() {
     ran.exits_with(ExitCode::NoData).stderr_has("shards/nothing");
     assert!(!stage.path().join("out.csv.partial").exists(), "a command without a result left a folder");
     let ran = fed(stage.command("predict -"), "[1, 2, 3]\n");
-    ran.exits_with(ExitCode::BadData).stderr_has("embeddings have 3 numbers");
+    ran.exits_with(ExitCode::BadData).stderr_has("the embedding has 3 numbers, wanted 12");
+    // The sign of a zero, which JavaScript loses in JSON, changes nothing.
+    let located = |zero: &str| {
+        let ran = fed(stage.command("predict -"), &format!("1 2 3 {zero} 5 6 7 8 9 10 11 {zero}\n"));
+        ran.exits_with(ExitCode::Success).stdout.clone()
+    };
+    assert_eq!(located("-0.0"), located("0"));
+    let ran = fed(stage.command("predict - --hybrid"), &format!("{}\n", "0 ".repeat(12)));
+    ran.exits_with(ExitCode::BadData).stderr_has("all numbers of the embedding are 0");
 }
 
 /// With its default, the retrieval head depends on the data. A prediction takes it from the training data.

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use locdiff_core::config::{Layer, Prior, RunConfig};
 use locdiff_core::exported::ExportMetadata;
 use locdiff_core::files;
-use locdiff_core::protocol::CHECKPOINT_MANIFEST;
+use locdiff_core::protocol::{CHECKPOINT_MANIFEST, CHECKPOINT_STATE};
+use serde::Deserialize;
 
 use super::files::{calibration_name, tuned_name};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, WholeCheckpoint};
 use crate::verbs::paths::require_file;
 use crate::verbs::runs::checkpoint_at;
@@ -27,13 +28,25 @@ pub(in crate::verbs) struct ModelFile {
     pub(in crate::verbs) step: u64,
     /// Checksum of the manifest of the checkpoint. It identifies the checkpoint, also in an exported file.
     pub(in crate::verbs) xxh3: String,
+    /// Numbers of an embedding.
+    pub(in crate::verbs) width: usize,
+}
+
+/// What is read of the state in a checkpoint.
+#[derive(Deserialize)]
+struct StateOfModel {
+    embedding_width: usize,
 }
 
 impl ModelFile {
     /// The model of a checkpoint.
     pub(in crate::verbs) fn of(checkpoint: &WholeCheckpoint) -> Result<Self, LaunchError> {
         let xxh3 = files::measure(&checkpoint.path.join(CHECKPOINT_MANIFEST))?.xxh3;
-        Ok(Self { path: checkpoint.path.clone(), step: checkpoint.manifest.step, xxh3 })
+        let state = checkpoint.path.join(CHECKPOINT_STATE);
+        let text = std::fs::read(&state).map_err(LaunchError::at(&state))?;
+        let StateOfModel { embedding_width } =
+            serde_json::from_slice(&text).map_err(|error| reported!(Corrupt, "{}: {error}", state.display()))?;
+        Ok(Self { path: checkpoint.path.clone(), step: checkpoint.manifest.step, xxh3, width: embedding_width })
     }
 
     /// The model in an exported file, with its metadata. Verifies the checksum of the file. `name` is the flag or the
@@ -41,7 +54,8 @@ impl ModelFile {
     pub(super) fn exported(name: &str, path: &Path) -> Result<(Self, ExportMetadata), LaunchError> {
         require_file(name, path)?;
         let found = ExportMetadata::verified(path).map_err(|error| LaunchError::reported(error).about(name))?;
-        Ok((Self { path: path.to_owned(), step: found.step, xxh3: found.checkpoint.clone() }, found))
+        let width = found.model.embedding_width as usize;
+        Ok((Self { path: path.to_owned(), step: found.step, xxh3: found.checkpoint.clone(), width }, found))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Complete pieces of a prediction, as files in the folder `OUT.partial`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use locdiff_core::files::{FileWriter, Files, WRITING, parent};
@@ -126,14 +127,16 @@ impl PiecesFolder {
         Ok(found)
     }
 
-    /// The files of all pieces, in order. Fails if one of them is missing.
-    pub(super) fn files(&self, rows: u64) -> Result<Vec<PathBuf>, LaunchError> {
-        let count = rows.div_ceil(piece_rows(rows));
+    /// The files of all pieces, in order, with the indices of their rows. Fails if one of them is missing.
+    pub(super) fn files(&self, rows: u64) -> Result<Vec<(PathBuf, Range<u64>)>, LaunchError> {
+        let size = piece_rows(rows);
+        let count = rows.div_ceil(size);
         let (got, wanted): (Vec<u64>, Vec<u64>) = (self.done()?, (0..count).collect());
         if got != wanted {
             return Err(reported!(WorkerFailed, "{} of {count} pieces are complete: this is a bug", got.len()));
         }
-        Ok(wanted.into_iter().map(|number| self.piece(number)).collect())
+        let indices = |number: u64| number * size..rows.min((number + 1) * size);
+        Ok(wanted.into_iter().map(|number| (self.piece(number), indices(number))).collect())
     }
 
     fn piece(&self, number: u64) -> PathBuf {

@@ -20,7 +20,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{RunConfig, TrainMethod};
 use locdiff_core::exit_code::FailureKind;
 use locdiff_core::protocol::{EvalTask, HybridRequest, Job, Prediction, ServedModel, ToLauncher, ToWorker};
 use serde_json::{Value, json};
@@ -71,8 +71,8 @@ pub(super) fn run(request: &ServeRequest, global: &Global, output: Output) -> an
     let name = model.source.path().file_name().unwrap_or_default().display();
     let name = if model.source.run().is_some() { format!("run {name}") } else { name.to_string() };
     let facts = json!({
-        "model": name, "hybrid": request.hybrid, "calibrated": calibration.is_some(), "samples": config.eval.samples,
-        "token": token.is_some(),
+        "model": name, "hybrid": request.hybrid, "calibrated": calibration.is_some(), "token": token.is_some(),
+        "samples": (config.train.method == TrainMethod::Locdiff).then_some(config.eval.samples),
     });
     http::start(listener, Site::new(Arc::clone(&desk), Guard::new(token), calibration, facts))?;
     let (run, checkpoint) = (model.source.run(), &file.path);

@@ -5,6 +5,7 @@ use http_body_util::Full;
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
+use locdiff_core::tables::{AUTHOR_NAMES, EMBEDDING_NAMES, ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES};
 
 use crate::verbs::report::{MAP_SCRIPT, MAP_STYLE, land_json, source_hash};
 
@@ -25,7 +26,10 @@ pub(super) struct Page {
 impl Page {
     /// Puts the page together.
     pub(super) fn new() -> Self {
-        let (style, script) = (format!("{MAP_STYLE}{STYLE}"), format!("{MAP_SCRIPT}{SCRIPT}"));
+        let others = [ID_NAMES, LATITUDE_NAMES, LONGITUDE_NAMES, AUTHOR_NAMES].concat();
+        let columns =
+            format!("const [EMBEDDING_COLUMNS, OTHER_COLUMNS] = {};\n", serde_json::json!([EMBEDDING_NAMES, others]));
+        let (style, script) = (format!("{MAP_STYLE}{STYLE}"), format!("{columns}{MAP_SCRIPT}{SCRIPT}"));
         let policy = format!(
             "default-src 'none'; script-src {}; style-src {}; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
              frame-ancestors 'none'",

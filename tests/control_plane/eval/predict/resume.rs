@@ -114,7 +114,8 @@ fn changed_data_is_refused_and_predicted_again_with_overwrite() {
     kill_launcher(&stage, started(&stage, line, out, 1), out);
     mark_a_piece(&stage, out);
     // A command with another input, which is refused, leaves the pieces and their description as they are.
-    std::fs::write(stage.path().join("other.csv"), "embedding\n\"[1.0, 2.0]\"\n").expect("the folder is writable");
+    std::fs::write(stage.path().join("other.csv"), format!("embedding\n\"{}\"\n", "1 ".repeat(12)))
+        .expect("the folder is writable");
     stage.run("predict other.csv --out out.csv").exits_with(ExitCode::Exists);
     std::fs::remove_file(&photos).and_then(|()| std::fs::copy(&shard, &photos)).expect("the shard can be copied");
     let ran = stage.run(line);
@@ -122,6 +123,27 @@ fn changed_data_is_refused_and_predicted_again_with_overwrite() {
     let ran = stage.run("predict photos.parquet --overwrite --out out.csv");
     ran.exits_with(ExitCode::Success).stderr_has("the input has changed");
     assert_eq!(kept_rows(&stage, out), 0, "a piece of the old data is in the output");
+}
+
+/// Lines that are lost or wrong are noticed, and the piece is predicted again.
+#[test]
+fn damaged_piece_is_named_and_predicted_again() {
+    let stage = prepared();
+    stage.run("predict shards/many --out whole.csv").exits_with(ExitCode::Success);
+    let (line, out) = ("predict shards/many --out out.csv", "out.csv");
+    kill_launcher(&stage, started(&stage, line, out, 3), out);
+    let found = pieces(&stage, out);
+    let text = std::fs::read_to_string(&found[0]).expect("the piece can be read");
+    let cut: String = text.split_inclusive('\n').take(100).collect();
+    std::fs::write(&found[0], cut).expect("the piece is writable");
+    std::fs::write(&found[1], "no JSON\n").expect("the piece is writable");
+    for _ in 0..2 {
+        let ran = stage.run(line);
+        ran.exits_with(ExitCode::Corrupt).stderr_has("is damaged: ").stderr_has("the piece was removed; repeat the");
+    }
+    stage.run(line).exits_with(ExitCode::Success);
+    let [whole, out] = ["whole.csv", out].map(|name| std::fs::read(stage.path().join(name)));
+    assert!(whole.expect("the file was written") == out.expect("the file was written"), "the answers differ");
 }
 
 /// A limit on the size of files stands for a full disk.

@@ -76,7 +76,7 @@ fn page_answers_pasted_numbers_and_dropped_files_and_its_globe_turns() {
 
 /// Returns false if there is no browser.
 fn inputs_are_located_or_refused(stage: &Stage, service: &Service) -> bool {
-    let csv = format!("path,embedding\na,\"{}\"\nb,\"{}\"\n", numbers(1001), numbers(1000));
+    let csv = format!("image_id,emb\na,\"{}\"\nb,\"{}\"\n", numbers(1001), numbers(1000));
     let (wait, shown) = (json!({ "eval": SETTLED }), json!({ "eval": SHOWN }));
     let steps = json!([
         wait, shot("serve-empty.png"), { "eval": "document.getElementById('about').textContent" },

@@ -1,7 +1,7 @@
 // Reads embeddings from text and files. Each function returns a list of rows, each a list of numbers, or throws an Error
 // that says what is wrong.
 
-const OTHER_COLUMNS = ["id", "path", "img_id", "image", "filename", "lat", "latitude", "lon", "lng", "longitude", "author", "user", "userid", "user_id", "owner"];
+// The page comes with the names of columns that all commands know: EMBEDDING_COLUMNS and OTHER_COLUMNS.
 
 // Numbers with commas, semicolons or spaces between them, perhaps in brackets.
 function readNumbers(text, where) {
@@ -36,10 +36,11 @@ function readCsv(text) {
   const lines = text.split(/\r?\n/).filter((line) => line.trim() !== "");
   if (lines.length === 0) throw new Error("the file is empty");
   const header = cellsOf(lines[0].replace(/^\ufeff/, ""));
-  if (header.every((cell) => cell !== "" && !Number.isNaN(Number(cell)))) return lines.map((line, at) => readNumbers(line, `line ${at + 1}: `));
+  const isCount = header.filter((cell) => cell !== "").every((cell, at) => Number(cell) === at);
+  if (!isCount && header.every((cell) => cell !== "" && !Number.isNaN(Number(cell)))) return lines.map((line, at) => readNumbers(line, `line ${at + 1}: `));
   const names = header.map((name) => name.toLowerCase());
-  const list = ["embedding", "embeddings", "features", "vector"].map((name) => names.indexOf(name)).find((at) => at >= 0);
-  const columns = names.map((_, at) => at).filter((at) => !OTHER_COLUMNS.includes(names[at]));
+  const list = EMBEDDING_COLUMNS.map((name) => names.indexOf(name)).find((at) => at >= 0);
+  const columns = names.map((_, at) => at).filter((at) => names[at] !== "" && !OTHER_COLUMNS.includes(names[at]));
   return lines.slice(1).map((line, at) => {
     const cells = cellsOf(line);
     const where = `line ${at + 2}: `;

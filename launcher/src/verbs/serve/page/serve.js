@@ -178,8 +178,9 @@ async function connect() {
     const found = await reply.json();
     if (!reply.ok) throw new Error(found.error);
     state.model = found;
-    const how = found.hybrid ? "LocDiff-H" : "LocDiff";
-    part("about").replaceChildren(`${how}, ${found.model}, step ${count(found.step)}; embeddings of ${count(found.width)} numbers, ${count(found.samples)} samples per photo`);
+    const how = found.samples === null ? "retrieval" : found.hybrid ? "LocDiff-H" : "LocDiff";
+    const samples = found.samples === null ? "" : `, ${count(found.samples)} samples per photo`;
+    part("about").replaceChildren(`${how}, ${found.model}, step ${count(found.step)}; embeddings of ${count(found.width)} numbers${samples}`);
     part("token-label").hidden = !found.token;
   } catch (error) {
     part("about").replaceChildren(error instanceof TypeError ? "the service cannot be reached" : error.message);
