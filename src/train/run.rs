@@ -345,7 +345,7 @@ impl<'a> Training<'a> {
         match batch {
             Some(batch) => self.trainer.launch(self.launched, &batch, &options)?,
             None => {
-                let slice = data.plan.slice(share(&self.ranks))?;
+                let slice = data.plan.slice(share(self.ranks))?;
                 self.trainer.launch(self.launched, &Batch::void(position, slice, data.width)?, &options)?;
             }
         }

@@ -11,7 +11,7 @@ use locdiff_core::protocol::{CHECKPOINT_MANIFEST, CHECKPOINT_STATE};
 use serde::Deserialize;
 
 use super::files::{calibration_name, tuned_name};
-use crate::error::{LaunchError, reported};
+use crate::error::LaunchError;
 use crate::run_folder::{CONFIG, WholeCheckpoint};
 use crate::verbs::paths::require_file;
 use crate::verbs::runs::checkpoint_at;
@@ -28,8 +28,8 @@ pub(in crate::verbs) struct ModelFile {
     pub(in crate::verbs) step: u64,
     /// Checksum of the manifest of the checkpoint. It identifies the checkpoint, also in an exported file.
     pub(in crate::verbs) xxh3: String,
-    /// Numbers of an embedding.
-    pub(in crate::verbs) width: usize,
+    /// Numbers of an embedding; `None` if the state of the checkpoint cannot be read, which a worker will report.
+    pub(in crate::verbs) width: Option<usize>,
 }
 
 /// What is read of the state in a checkpoint.
@@ -42,11 +42,9 @@ impl ModelFile {
     /// The model of a checkpoint.
     pub(in crate::verbs) fn of(checkpoint: &WholeCheckpoint) -> Result<Self, LaunchError> {
         let xxh3 = files::measure(&checkpoint.path.join(CHECKPOINT_MANIFEST))?.xxh3;
-        let state = checkpoint.path.join(CHECKPOINT_STATE);
-        let text = std::fs::read(&state).map_err(LaunchError::at(&state))?;
-        let StateOfModel { embedding_width } =
-            serde_json::from_slice(&text).map_err(|error| reported!(Corrupt, "{}: {error}", state.display()))?;
-        Ok(Self { path: checkpoint.path.clone(), step: checkpoint.manifest.step, xxh3, width: embedding_width })
+        let state = std::fs::read(checkpoint.path.join(CHECKPOINT_STATE)).unwrap_or_default();
+        let width = serde_json::from_slice(&state).ok().map(|StateOfModel { embedding_width }| embedding_width);
+        Ok(Self { path: checkpoint.path.clone(), step: checkpoint.manifest.step, xxh3, width })
     }
 
     /// The model in an exported file, with its metadata. Verifies the checksum of the file. `name` is the flag or the
@@ -54,7 +52,7 @@ impl ModelFile {
     pub(super) fn exported(name: &str, path: &Path) -> Result<(Self, ExportMetadata), LaunchError> {
         require_file(name, path)?;
         let found = ExportMetadata::verified(path).map_err(|error| LaunchError::reported(error).about(name))?;
-        let width = found.model.embedding_width as usize;
+        let width = Some(found.model.embedding_width as usize);
         Ok((Self { path: path.to_owned(), step: found.step, xxh3: found.checkpoint.clone(), width }, found))
     }
 }

@@ -29,19 +29,19 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// Opens the input `named` for a model that takes embeddings of `width` numbers. Other files than shards and Parquet
-    /// are copied to a Parquet file in `folder`.
-    pub(super) fn open(named: &str, folder: &Path, width: usize) -> Result<Self, LaunchError> {
+    /// Opens the input `named` for a model that takes embeddings of `width` numbers, if that is known. Other files than
+    /// shards and Parquet are copied to a Parquet file in `folder`.
+    pub(super) fn open(named: &str, folder: &Path, width: Option<usize>) -> Result<Self, LaunchError> {
         if named != STDIN && !needs_copy(Path::new(named)) {
             require_shards("INPUT", named)?;
             return Ok(Self { location: named.to_owned(), identity: json!(named), bad_rows: 0, is_copy: false });
         }
         let to = folder.join("input.parquet");
         let copied = if named == STDIN {
-            copy_lines(&mut BufReader::new(std::io::stdin()), Path::new("stdin"), &to, Some(width))
+            copy_lines(&mut BufReader::new(std::io::stdin()), Path::new("stdin"), &to, width)
         } else {
             require_file("INPUT", Path::new(named))?;
-            copy_embeddings(Path::new(named), &to, Some(width))
+            copy_embeddings(Path::new(named), &to, width)
         };
         let CopiedRows { bad, reasons, .. } = copied.map_err(LaunchError::reported)?;
         if bad > 0 {

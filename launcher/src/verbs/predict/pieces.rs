@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
 use locdiff_core::files::{FileWriter, Files, WRITING, parent};
 use locdiff_core::prior_file::PriorFile;
 use locdiff_core::protocol::{PredictedRow, PredictedRows, ToLauncher, piece_rows};
@@ -59,7 +60,17 @@ impl PiecesFolder {
             refuse!(Exists, "{} is not a file of a prediction; move it away, or choose another --out", other.display());
         }
         files.create_folders(path)?;
-        Ok(Self { _lock: RunLock::take(path)?, path: path.to_owned(), files, is_removed: false })
+        let lock = RunLock::take(path).map_err(|error| match error.exit_code() {
+            ExitCode::RunHeld => {
+                reported!(
+                    RunHeld,
+                    "another command uses {}; wait until it ends, or choose another --out",
+                    path.display()
+                )
+            }
+            _ => error,
+        })?;
+        Ok(Self { _lock: lock, path: path.to_owned(), files, is_removed: false })
     }
 
     /// Removes all pieces, and then what is known about them.
@@ -286,7 +297,6 @@ impl GangObserver for Pieces<'_> {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::exit_code::{ExitCode, HasExitCode};
     use locdiff_core::files::Fault;
     use locdiff_core::protocol::RowDensity;
 
