@@ -348,6 +348,15 @@ mod tests {
     }
 
     #[test]
+    fn second_command_on_one_output_is_refused() {
+        let base = tempfile::tempdir().expect("a temporary folder can be created");
+        let _held = open(base.path(), Files::real());
+        let error = PiecesFolder::open(&base.path().join("out.csv.partial")).err().expect("the folder is in use");
+        assert_eq!(error.exit_code(), ExitCode::RunHeld);
+        assert!(error.to_string().ends_with("choose another --out"), "{error}");
+    }
+
+    #[test]
     fn changed_data_is_refused_while_pieces_of_the_old_data_exist() {
         let base = tempfile::tempdir().expect("a temporary folder can be created");
         let folder = open(base.path(), Files::real());
