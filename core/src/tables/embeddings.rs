@@ -344,9 +344,9 @@ mod tests {
             &format!("stdin: row 3: \"{long}...\" is not a number"),
         ];
         assert_eq!(found.reasons, wanted);
-        let found = copy_lines(&mut "\u{1b}]0;x\u{7}\n1\n".as_bytes(), Path::new("stdin"), &to, None);
+        let found = copy_lines(&mut "\u{1b}]0x\u{7}\n1\n".as_bytes(), Path::new("stdin"), &to, None);
         let reasons = found.expect("a row is usable").reasons;
-        assert!(!reasons[0].contains('\u{1b}') && reasons[0].contains("\\u{1b}]0;x\\u{7}"), "{reasons:?}");
+        assert!(!reasons[0].contains('\u{1b}') && reasons[0].contains("\\u{1b}]0x\\u{7}"), "{reasons:?}");
     }
 
     #[test]
