@@ -75,13 +75,15 @@ impl ImageBlock {
     /// The seed of the random numbers of each image, from the first view of the image and the seed of the engine.
     /// Images that only fill up the block have the seed of the engine.
     pub(super) fn seeds(&self, seed: u64) -> Vec<u64> {
-        let mut first_view = Vec::with_capacity(self.width * ELEMENT_BYTES);
-        let mut hash = |image: &Image| {
-            first_view.clear();
+        let hash = |image: &Image| {
+            let first_view = &image.views[..self.width * ELEMENT_BYTES];
+            let halves = first_view.as_chunks::<ELEMENT_BYTES>().0;
             // A zero may have a sign, which JSON of JavaScript loses.
-            let halves = image.views[..self.width * ELEMENT_BYTES].as_chunks::<ELEMENT_BYTES>().0;
-            first_view.extend(halves.iter().flat_map(|half| if *half == NEGATIVE_ZERO { [0, 0] } else { *half }));
-            XxHash3_64::oneshot(&first_view)
+            if !halves.contains(&NEGATIVE_ZERO) {
+                return XxHash3_64::oneshot(first_view);
+            }
+            let unsigned = |half: &[u8; ELEMENT_BYTES]| if *half == NEGATIVE_ZERO { [0, 0] } else { *half };
+            XxHash3_64::oneshot(&halves.iter().flat_map(unsigned).collect::<Vec<u8>>())
         };
         let mut seeds: Vec<u64> = self.images.iter().map(|image| seed ^ hash(image)).collect();
         seeds.resize(self.size, seed);

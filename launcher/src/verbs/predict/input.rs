@@ -40,10 +40,12 @@ impl Input {
         let copied = if named == STDIN {
             copy_lines(&mut BufReader::new(std::io::stdin()), Path::new("stdin"), &to, width)
         } else {
-            require_file("INPUT", Path::new(named))?;
             copy_embeddings(Path::new(named), &to, width)
         };
-        let CopiedRows { bad, reasons, .. } = copied.map_err(LaunchError::reported)?;
+        // Only a failure looks at the path again: opening a pipe twice could lose its contents.
+        let missing = || if named == STDIN { None } else { require_file("INPUT", Path::new(named)).err() };
+        let CopiedRows { bad, reasons, .. } =
+            copied.map_err(|error| missing().unwrap_or_else(|| LaunchError::reported(error)))?;
         if bad > 0 {
             tracing::warn!("{bad} rows are left out; {}{}", reasons.join("; "), if bad > 3 { "; ..." } else { "" });
         }
