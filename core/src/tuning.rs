@@ -53,6 +53,8 @@ pub struct Hybrid {
     pub density_weight: f64,
     /// Weight of the samples' log density in the first round.
     pub samples_weight: f64,
+    /// Share of the votes in the first round that depends on the logits alone.
+    pub logit_share: f64,
     /// Factor of the logits in the second round.
     pub fine_scale: f64,
     /// Weight of the samples' log density in the second round.
@@ -69,6 +71,7 @@ impl From<&RetrievalConfig> for Hybrid {
             scale: config.scale,
             density_weight: config.density_weight,
             samples_weight: config.samples_weight,
+            logit_share: config.logit_share,
             fine_scale: config.fine_scale,
             fine_samples_weight: config.fine_samples_weight,
             density_km: config.density_km,
@@ -79,14 +82,22 @@ impl From<&RetrievalConfig> for Hybrid {
 impl std::fmt::Display for Hybrid {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
-            radius_km, scale, density_weight, samples_weight, fine_scale, fine_samples_weight, density_km, ..
+            radius_km,
+            scale,
+            density_weight,
+            samples_weight,
+            logit_share,
+            fine_scale,
+            fine_samples_weight,
+            density_km,
+            ..
         } = self;
         match self.mode {
             HybridMode::AnySample => write!(out, "any-sample within {radius_km} km"),
             HybridMode::Consensus => write!(
                 out,
-                "consensus: first round with scale {scale}, density weight {density_weight} and samples weight \
-                 {samples_weight}; second round within {radius_km} km with scale {fine_scale}, samples weight \
+                "consensus: first round with scale {scale}, density weight {density_weight}, samples weight \
+                 {samples_weight} and logit share {logit_share}; second round within {radius_km} km with scale {fine_scale}, samples weight \
                  {fine_samples_weight} and kernel width {density_km} km"
             ),
         }
@@ -102,6 +113,7 @@ impl Hybrid {
             scale,
             density_weight: 0.0,
             samples_weight: 0.0,
+            logit_share: 0.0,
             fine_scale,
             fine_samples_weight: 0.0,
             density_km: 25.0,
@@ -130,6 +142,9 @@ const FINE_SCALES: [f64; 3] = [2.0, 4.0, 8.0];
 /// The weights of p and q in the first round that tuning tries for LocDiff-H.
 const WEIGHTS: [(f64, f64); 4] = [(0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 1.0)];
 
+/// The shares of the logits alone that tuning tries for LocDiff-H.
+const LOGIT_SHARES: [f64; 2] = [0.0, 0.1];
+
 /// The settings that tuning tries.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trials {
@@ -147,7 +162,9 @@ impl Default for Trials {
         let mut hybrid = Vec::new();
         for alone in &consensus {
             for (density_weight, samples_weight) in WEIGHTS {
-                hybrid.extend(Hybrid { density_weight, samples_weight, ..*alone }.with_samples());
+                for logit_share in LOGIT_SHARES {
+                    hybrid.extend(Hybrid { density_weight, samples_weight, logit_share, ..*alone }.with_samples());
+                }
             }
         }
         Self { consensus, hybrid }

@@ -19,6 +19,9 @@
 //! distance to sample k; with a prior of the user, the mean is weighted. The width h is 250 km in the first round, or
 //! the width over which p is smoothed if that is larger, and `density_km` in the second round.
 //!
+//! With `logit_share` r, the first round mixes two votes: voter j has the weight (1 - r) exp(s_j) / Σ exp(s) + r exp(4
+//! logit_j) / Σ exp(4 logit). So a point that is much more similar than all others can win against LocDiff.
+//!
 //! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round. They
 //! also count more in both rounds of LocDiff-H if the prior is even and the most similar point is far from every
 //! training photo, because LocDiff cannot confirm such a point: `scale` is multiplied by 4, and `fine_scale` by 2.
@@ -40,6 +43,8 @@ const NEAR_POINTS: usize = 500;
 const REGION_KM: [f64; 2] = [200.0, 750.0];
 /// `scale` and `fine_scale` are multiplied by these factors if LocDiff does not know the most similar point.
 const UNKNOWN_SCALES: [f64; 2] = [4.0, 2.0];
+/// Factor of the logits in the part of the first round's votes that depends on the logits alone.
+const ALONE_SCALE: f64 = 4.0;
 /// Kernel widths of the second round, km.
 const PLACE_KM: [f64; 3] = [1.0, 25.0, 200.0];
 /// The least value of the density p, and ε in the density q.
@@ -115,9 +120,9 @@ impl<'a> Pool<'a> {
                 [self.scales(setting)[1], setting.fine_samples_weight, setting.density_km].map(f64::to_bits)
             };
             let rounds = distinct(&of_centre, fine);
-            let scores: Vec<Vec<f64>> =
-                rounds.values().map(|same| self.place_scores(&settings[same[0]], &near, &mut densities)).collect();
-            let found = vote(&places, ClosenessTable::of_places(), &scores);
+            let weigh = |same: &Vec<usize>| weights_of(&self.place_scores(&settings[same[0]], &near, &mut densities));
+            let weights: Vec<Vec<f32>> = rounds.values().map(weigh).collect();
+            let found = vote(&places, ClosenessTable::of_places(), weights);
             for (same, winner) in rounds.values().zip(found) {
                 // If scores are not finite, nobody wins the second round, and the winner of the first round stays.
                 let winner = winner.map_or(centre, |place| near[place]);
@@ -132,14 +137,15 @@ impl<'a> Pool<'a> {
     fn by_centre(&self, settings: &[Hybrid]) -> BTreeMap<(usize, usize, u64), Vec<usize>> {
         let coarse = |at: &usize| {
             let setting = &settings[*at];
-            let weights = [self.scales(setting)[0], setting.density_weight, setting.samples_weight];
+            let [scale, _] = self.scales(setting);
+            let weights = [scale, setting.density_weight, setting.samples_weight, setting.logit_share];
             (self.voters(setting), weights.map(f64::to_bits))
         };
         let all: Vec<usize> = (0..settings.len()).collect();
         let rounds = distinct(&all, coarse);
-        let scores: Vec<Vec<f64>> = rounds.values().map(|same| self.region_scores(&settings[same[0]])).collect();
+        let weights: Vec<Vec<f32>> = rounds.values().map(|same| self.region_weights(&settings[same[0]])).collect();
         // If scores are not finite, nobody wins, and the most similar point is the answer.
-        let regions = vote(&self.vectors, ClosenessTable::of_regions(), &scores);
+        let regions = vote(&self.vectors, ClosenessTable::of_regions(), weights);
         let regions = regions.into_iter().map(|winner| winner.unwrap_or(0));
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (same, centre) in rounds.into_values().zip(regions) {
@@ -173,6 +179,19 @@ impl<'a> Pool<'a> {
         (0..self.voters(setting)).map(score).collect()
     }
 
+    /// The weight of each vote in the first round.
+    fn region_weights(&self, setting: &Hybrid) -> Vec<f32> {
+        let weights = weights_of(&self.region_scores(setting));
+        let share = setting.logit_share as f32;
+        if share == 0.0 {
+            return weights;
+        }
+        let alone: Vec<f64> = self.logits[..weights.len()].iter().map(|logit| ALONE_SCALE * logit).collect();
+        let alone = weights_of(&alone);
+        let factors = [(1.0 - share) / weights.iter().sum::<f32>(), share / alone.iter().sum::<f32>()];
+        weights.iter().zip(&alone).map(|(weight, alone)| factors[0] * weight + factors[1] * alone).collect()
+    }
+
     /// The score s of the voters `near` in the second round. `densities` keeps log q of each voter and width.
     fn place_scores(&self, setting: &Hybrid, near: &[usize], densities: &mut BTreeMap<(u64, usize), f64>) -> Vec<f64> {
         let [_, scale] = self.scales(setting);
@@ -194,10 +213,9 @@ fn distinct<Key: Ord>(all: &[usize], key: impl Fn(&usize) -> Key) -> BTreeMap<Ke
     groups
 }
 
-/// The winners of several votes among the same points: `scores` has a list for each vote. Only the first points vote if
-/// a list of scores is shorter than `points`. `None` if nobody votes, or if scores are not finite.
-fn vote(points: &[UnitVector], table: &ClosenessTable, scores: &[Vec<f64>]) -> Vec<Option<usize>> {
-    let weights: Vec<Vec<f32>> = scores.iter().map(|scores| weights_of(scores)).collect();
+/// The winners of several votes among the same points: `weights` has a list for each vote. Only the first points vote if
+/// a list is shorter than `points`. `None` if nobody votes, or if weights are not finite.
+fn vote(points: &[UnitVector], table: &ClosenessTable, weights: Vec<Vec<f32>>) -> Vec<Option<usize>> {
     let weight = |weights: &Vec<f32>, at: usize| weights.get(at).copied().unwrap_or(0.0);
     // Points that vote nowhere change no sum.
     let has_vote = |at: &usize| weights.iter().any(|weights| weight(weights, *at) != 0.0);
@@ -209,7 +227,7 @@ fn vote(points: &[UnitVector], table: &ClosenessTable, scores: &[Vec<f64>]) -> V
     // Many votes at once read each row of a large matrix once.
     let few_at_once = weights.chunks(4).flat_map(|weights| vote_at_once::<4>(&closeness, weights));
     let many_at_once = weights.chunks(32).flat_map(|weights| vote_at_once::<32>(&closeness, weights));
-    let winners: Vec<Option<usize>> = if scores.len() <= 4 { few_at_once.collect() } else { many_at_once.collect() };
+    let winners: Vec<Option<usize>> = if weights.len() <= 4 { few_at_once.collect() } else { many_at_once.collect() };
     winners.into_iter().map(|winner| winner.map(|at| voters[at])).collect()
 }
 

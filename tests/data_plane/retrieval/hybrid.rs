@@ -122,11 +122,15 @@ fn may_win(scene: &Scene, image: usize, setting: &Hybrid, prior: Prior, top: usi
         fine_factor * setting.fine_scale * f64::from(logits[at]) + of_samples + log_factor(at, 25.0)
     };
     let in_region = |one, other| [200.0, 750.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
-    winners(&voters, first, in_region).iter().any(|centre| {
+    let of_region = votes_of(&voters, first);
+    let of_logits = votes_of(&voters, |at: usize| 4.0 * f64::from(logits[at]));
+    let share = setting.logit_share;
+    let mixed = of_region.iter().zip(of_logits).map(|(all, alone)| (1.0 - share) * all + share * alone).collect();
+    winners(&voters, mixed, in_region).iter().any(|centre| {
         let is_near = |at: &usize| km(*centre, *at) <= setting.radius_km;
         let near: Vec<usize> = voters.iter().copied().filter(is_near).collect();
         let closeness = |one, other| [1.0, 25.0, 200.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
-        winners(&near, second, closeness).iter().any(|winner| points[*winner] == answer)
+        winners(&near, votes_of(&near, second), closeness).iter().any(|winner| points[*winner] == answer)
     })
 }
 
@@ -152,13 +156,21 @@ fn smoothed_density(image: &ImageSamples, point: UnitVector, reach_km: f64) -> f
     sum / at_maximum
 }
 
-/// The voters that may win a round. A voter whose weight is less than e⁻⁹ of the largest weight does not take part.
-fn winners(voters: &[usize], score: impl Fn(usize) -> f64, closeness: impl Fn(usize, usize) -> f64) -> Vec<usize> {
-    let scores: Vec<(usize, f64)> = voters.iter().map(|at| (*at, score(*at))).collect();
-    let highest = scores.iter().map(|(_, score)| *score).fold(f64::NEG_INFINITY, f64::max);
-    let taking_part: Vec<(usize, f64)> = scores.into_iter().filter(|(_, score)| *score >= highest - 9.0).collect();
-    let votes =
-        |one: usize| taking_part.iter().map(|(other, score)| (score - highest).exp() * closeness(one, *other)).sum();
+/// The weight of each voter, in a sum of 1. A voter whose weight is less than e⁻⁹ of the largest weight does not take
+/// part.
+fn votes_of(voters: &[usize], score: impl Fn(usize) -> f64) -> Vec<f64> {
+    let scores: Vec<f64> = voters.iter().map(|at| score(*at)).collect();
+    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weight = |score: &f64| if *score >= highest - 9.0 { (score - highest).exp() } else { 0.0 };
+    let sum: f64 = scores.iter().map(weight).sum();
+    scores.iter().map(|score| weight(score) / sum).collect()
+}
+
+/// The voters that may win a round.
+fn winners(voters: &[usize], weights: Vec<f64>, closeness: impl Fn(usize, usize) -> f64) -> Vec<usize> {
+    let taking_part: Vec<(usize, f64)> =
+        voters.iter().copied().zip(weights).filter(|(_, weight)| *weight > 0.0).collect();
+    let votes = |one: usize| taking_part.iter().map(|(other, weight)| weight * closeness(one, *other)).sum();
     let votes: Vec<(usize, f64)> = taking_part.iter().map(|(one, _)| (*one, votes(*one))).collect();
     let most = votes.iter().map(|(_, votes)| *votes).fold(0.0, f64::max);
     votes.into_iter().filter(|(_, votes)| *votes >= 0.999 * most).map(|(at, _)| at).collect()
@@ -171,6 +183,7 @@ fn some_settings() -> Vec<Hybrid> {
         Hybrid { scale: 2.0, fine_scale: 1.0, radius_km: 40.0, ..alone },
         Hybrid { density_weight: 1.0, ..alone },
         Hybrid { samples_weight: 3.0, ..alone },
+        Hybrid { density_weight: 1.0, logit_share: 0.4, ..alone },
         Hybrid { density_weight: 4.0, fine_samples_weight: 2.0, density_km: 60.0, ..alone },
         Hybrid { scale: 0.2, fine_samples_weight: 4.0, radius_km: 300.0, ..alone },
     ]

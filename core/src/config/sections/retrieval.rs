@@ -79,6 +79,8 @@ section! {
         pub density_weight: f64 = 1.0,
         /// First round of LocDiff-H: weight of the log density of LocDiff's samples.
         pub samples_weight: f64 = 0.0,
+        /// First round of LocDiff-H: share of the votes that depends on the logits alone, with a scale of 4.
+        pub logit_share: f64 = 0.0,
         /// Second round of LocDiff-H: factor that multiplies the similarities.
         pub fine_scale: f64 = 2.0,
         /// Second round of LocDiff-H: weight of the log density of LocDiff's samples.
@@ -137,6 +139,7 @@ impl RetrievalConfig {
         checker.not_negative("retrieval.density_weight", self.density_weight);
         checker.not_negative("retrieval.samples_weight", self.samples_weight);
         checker.positive("retrieval.fine_scale", self.fine_scale);
+        checker.within("retrieval.logit_share", self.logit_share, 0.0..=1.0);
         checker.not_negative("retrieval.fine_samples_weight", self.fine_samples_weight);
         checker.positive("retrieval.density_km", self.density_km);
         checker.within("retrieval.consensus_points", self.consensus_points, 1..=2000);

@@ -261,11 +261,12 @@ fn apply_setting(tuned: &TunedSetting, resolved: &mut Resolved) {
         return;
     }
     type Field = fn(&mut RetrievalConfig) -> &mut f64;
-    let fields: [(&str, f64, Field); 9] = [
+    let fields: [(&str, f64, Field); 10] = [
         ("radius_km", setting.radius_km, |config| &mut config.radius_km),
         ("scale", setting.scale, |config| &mut config.scale),
         ("density_weight", setting.density_weight, |config| &mut config.density_weight),
         ("samples_weight", setting.samples_weight, |config| &mut config.samples_weight),
+        ("logit_share", setting.logit_share, |config| &mut config.logit_share),
         ("fine_scale", setting.fine_scale, |config| &mut config.fine_scale),
         ("fine_samples_weight", setting.fine_samples_weight, |config| &mut config.fine_samples_weight),
         ("density_km", setting.density_km, |config| &mut config.density_km),
