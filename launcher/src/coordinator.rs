@@ -16,7 +16,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use locdiff_core::protocol::{Failure, Hello, JobResult, PROTOCOL_VERSION, PartsWritten, ToLauncher};
+use locdiff_core::protocol::{
+    Failure, Hello, JobResult, KeyValues, PROTOCOL_VERSION, PartsWritten, StoreReply, ToLauncher,
+};
 use locdiff_core::pulse::Beat;
 use locdiff_core::{REVISION, VERSION};
 
@@ -88,9 +90,13 @@ pub enum GangEvent {
 pub enum Action {
     /// Send every worker its job.
     StartAll,
-    /// Send the address (HOST:PORT) of rank 0's store to all other workers. The workers connect to each other through
-    /// the store.
-    Announce(String),
+    /// Send this reply of the key-value store to the worker of this rank.
+    Answer {
+        /// Rank of the worker.
+        rank: u32,
+        /// The reply.
+        reply: StoreReply,
+    },
     /// Pass a worker's report about its job to the observer.
     Report(ToLauncher),
     /// Commit a checkpoint that consists of these parts, one entry per rank in rank order.
@@ -230,6 +236,8 @@ pub struct Coordinator {
     members: Vec<Member>,
     /// The parts of incomplete checkpoints, by step. Each list has one entry per rank.
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
+    /// The key-value store of the workers.
+    keys: KeyValues,
     pulses: Pulses,
     causes: Vec<Cause>,
     /// When to kill the workers that have not stopped after the user's request. `None` if the user has not asked to
@@ -251,6 +259,7 @@ impl Coordinator {
             phase: Phase::Starting,
             members,
             parts: BTreeMap::new(),
+            keys: KeyValues::default(),
             pulses: Pulses::new(workers, limits.phases, now),
             causes: Vec::new(),
             stop_by: None,
@@ -338,10 +347,9 @@ impl Coordinator {
                 }
                 Vec::new()
             }
-            ToLauncher::Listening { address } if rank == 0 => vec![Action::Announce(address)],
-            ToLauncher::Listening { .. } => {
-                let reason = "it announced a store, which only rank 0 may do".to_owned();
-                self.stop(Cause::Incompatible { rank, reason }, now)
+            ToLauncher::Store(request) => {
+                let replies = self.keys.handle(rank, request).into_iter();
+                replies.map(|(rank, reply)| Action::Answer { rank, reply }).collect()
             }
             ToLauncher::Result(result) => {
                 member.result = Some(*result);

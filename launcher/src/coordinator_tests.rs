@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use locdiff_core::config::SuperviseConfig;
 use locdiff_core::exit_code::FailureKind;
-use locdiff_core::protocol::SelfCheck;
+use locdiff_core::protocol::{SelfCheck, StoreAnswer, StoreOperation, StoreRequest, StoreValue};
 use locdiff_core::pulse::{Beat, PhaseTimes, WorkPhase};
 use proptest::prelude::*;
 
@@ -124,14 +124,18 @@ fn jobs_start_after_all_hellos_and_results_are_in_rank_order() {
 }
 
 #[test]
-fn only_rank_0_may_announce_the_store() {
-    let listening = |rank| {
-        let message = ToLauncher::Listening { address: "127.0.0.1:7".into() };
-        GangEvent::Message { rank, message }
+fn value_of_a_key_goes_to_the_rank_that_waits_for_it() {
+    let ask = |rank, id, operation| {
+        GangEvent::Message { rank, message: ToLauncher::Store(StoreRequest { id, operation }) }
     };
     let mut gang = running(2);
-    assert_eq!(gang.step(listening(0), at(2)), [Action::Announce("127.0.0.1:7".into())]);
-    assert_eq!(gang.step(listening(1), at(2)), [Action::Kill]);
+    assert_eq!(gang.step(ask(1, 5, StoreOperation::Get("key".into())), at(2)), []);
+    let value = StoreValue(vec![7]);
+    let answer = |rank, id, answer| Action::Answer { rank, reply: StoreReply { id, answer } };
+    assert_eq!(
+        gang.step(ask(0, 1, StoreOperation::Set { key: "key".into(), value: value.clone() }), at(2)),
+        [answer(1, 5, StoreAnswer::Value(value)), answer(0, 1, StoreAnswer::Done)]
+    );
 }
 
 #[test]

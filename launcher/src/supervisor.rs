@@ -459,11 +459,7 @@ fn carry_out(action: Action, gang: &Gang<'_>, members: &mut [WorkerHandle], obse
                 member.send(ToWorker::Start { place: slot, meeting, job });
             }
         }
-        Action::Announce(address) => {
-            for member in members.iter().skip(1) {
-                member.send(ToWorker::Rendezvous { address: address.clone() });
-            }
-        }
+        Action::Answer { rank, reply } => members[rank as usize].send(ToWorker::Stored(reply)),
         Action::AskToStop => members.iter().for_each(|member| member.send(ToWorker::Stop)),
         Action::AskForBacktrace(rank) => send_signal(members[rank as usize].pid, Signal::SIGUSR2),
         Action::Kill => signal_running(members, Signal::SIGKILL),

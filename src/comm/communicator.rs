@@ -1,10 +1,7 @@
-//! The rendezvous: connects this rank with the other ranks of its groups, through the key-value store.
-//!
-//! Rank 0 serves the store on a listening socket, and the other ranks connect to the address of that socket. Each
-//! attempt of a run has its own prefix for keys, so that the keys of a failed attempt cannot be mistaken for keys of
-//! the current attempt.
+//! The rendezvous: connects this rank with the other ranks of its groups, through the keys that all ranks share.
 
-use std::net::TcpListener;
+use std::fmt::Display;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,22 +10,8 @@ use tch::Device;
 use super::error::CommError;
 use super::group::Group;
 use super::layout::{Layout, LayoutPosition};
-use crate::native::c10d::ProcessGroup;
-use crate::native::{NativeError, Store};
-
-/// How this rank connects to the store: as the server or as a client.
-#[derive(Debug)]
-pub enum StoreEnd {
-    /// For rank 0, which serves the store: a listening socket, bound to an address that the other ranks can reach.
-    Serve(TcpListener),
-    /// For all other ranks: the address on which rank 0 listens.
-    Join {
-        /// Host name or address.
-        host: String,
-        /// TCP port.
-        port: u16,
-    },
-}
+use crate::native::NativeError;
+use crate::native::c10d::{Keys, ProcessGroup, Store};
 
 /// The library that runs the collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,16 +28,13 @@ pub enum Backend {
 }
 
 /// The settings with which a rank joins the other ranks.
-#[derive(Debug)]
 pub struct Rendezvous {
     /// This process's rank in the world.
     pub rank: u32,
     /// How the ranks of the world are divided into groups. Must be the same on every rank.
     pub layout: Layout,
-    /// The number of this attempt of the run. Must be the same on every rank.
-    pub attempt: u32,
-    /// This rank's connection to the store.
-    pub store: StoreEnd,
+    /// The keys that all ranks share. No other group of ranks may have used them.
+    pub keys: Arc<dyn Keys>,
     /// The library that runs the collectives.
     pub backend: Backend,
     /// How long to wait until all other ranks have joined, and then until each group is connected.
@@ -74,39 +54,30 @@ pub struct Communicator {
     world: Group,
     data: Group,
     tensor: Group,
-    /// The store must exist as long as the groups do.
-    _store: Store,
 }
 
 impl Communicator {
     /// Waits until every rank has joined, and connects the groups of this rank. If some ranks do not join in time, the
     /// error names them.
     pub fn connect(rendezvous: Rendezvous) -> Result<Self, CommError> {
-        let Rendezvous { rank, layout, attempt, store, backend, connect_timeout, collective_timeout } = rendezvous;
+        let Rendezvous { rank, layout, keys, backend, connect_timeout, collective_timeout } = rendezvous;
         let place = layout.place(rank)?;
-        let store = match store {
-            StoreEnd::Serve(listener) => Store::serve(listener, connect_timeout),
-            StoreEnd::Join { host, port } => Store::join(&host, port, connect_timeout),
-        }
-        .and_then(|store| store.with_prefix(&format!("attempt-{attempt}")))
-        .map_err(|source| connect_error(rank, "the store", source))?;
-        join_rendezvous(&store, rank, layout, connect_timeout)?;
+        join_rendezvous(&*keys, rank, layout, connect_timeout)?;
 
         let connect = |name: &str, prefix: &str, members: (u32, u32)| {
-            store
-                .with_prefix(prefix)
+            Store::new(Arc::clone(&keys), prefix, connect_timeout)
                 .and_then(|store| open_group(&backend, &store, name, members, connect_timeout))
                 .map(|group| Group::new(group, name, members, backend.device(), collective_timeout))
-                .map_err(|source| connect_error(rank, &format!("group {name}"), source))
+                .map_err(|error| connect_error(rank, &format!("group {name}"), &error))
         };
         // Every rank connects its groups in the same order. Otherwise, ranks could wait for each other forever.
         let world = connect("world", "world", (rank, layout.world()))?;
         let data = connect("data", &format!("data-{}", place.tensor_rank), (place.data_rank, layout.data_parallel()))?;
         let tensor =
             connect("tensor", &format!("tensor-{}", place.data_rank), (place.tensor_rank, layout.tensor_parallel()))?;
-        // Rank 0 must serve the store until all ranks are connected.
+        // Finds a rank that cannot exchange data before the job begins.
         world.with_timeout(connect_timeout).barrier()?;
-        Ok(Self { layout, rank, place, world, data, tensor, _store: store })
+        Ok(Self { layout, rank, place, world, data, tensor })
     }
 
     /// How the ranks of the world are divided into groups.
@@ -181,19 +152,19 @@ impl Backend {
 
 /// Announces this rank in the store and waits until all ranks have announced themselves. Without this step, connecting
 /// a group would wait for a rank that never joins, and no error could name that rank.
-fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
+fn join_rendezvous(keys: &dyn Keys, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
     let started = Instant::now();
-    let store_error = |source| connect_error(rank, "the store", source);
+    let unreached = |error: String| connect_error(rank, "the store", &error);
     let rendezvous = |problem: String| CommError::Bad(format!("rendezvous of rank {rank}: {problem}"));
-    if store.add(&format!("claims/{rank}"), 1).map_err(store_error)? > 1 {
+    if keys.add(&format!("claims/{rank}"), 1).map_err(unreached)? > 1 {
         return Err(rendezvous(format!("another process has already joined as rank {rank}")));
     }
     let mine = layout.to_string();
-    store.set(&arrival_key(rank), mine.as_bytes()).map_err(store_error)?;
+    keys.set(&arrival_key(rank), mine.as_bytes()).map_err(unreached)?;
     for peer in 0..layout.world() {
         let left = timeout.saturating_sub(started.elapsed());
-        let Ok(theirs) = store.get(&arrival_key(peer), left) else {
-            return Err(missing_ranks(store, rank, layout, timeout));
+        let Ok(theirs) = keys.get(&arrival_key(peer), left) else {
+            return Err(missing_ranks(keys, rank, layout, timeout));
         };
         if theirs != mine.as_bytes() {
             let theirs = String::from_utf8_lossy(&theirs);
@@ -205,14 +176,13 @@ fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) 
     Ok(())
 }
 
-fn missing_ranks(store: &Store, rank: u32, layout: Layout, after: Duration) -> CommError {
+fn missing_ranks(keys: &dyn Keys, rank: u32, layout: Layout, after: Duration) -> CommError {
     let mut missing = Vec::new();
     for peer in 0..layout.world() {
-        match store.contains(&arrival_key(peer)) {
+        match keys.contains(&arrival_key(peer)) {
             Ok(true) => {}
             Ok(false) => missing.push(peer.to_string()),
-            // The store cannot be reached, which means that rank 0 has ended.
-            Err(source) => return connect_error(rank, "the store", source),
+            Err(error) => return connect_error(rank, "the store", &error),
         }
     }
     let (missing, seconds) = (missing.join(", "), after.as_secs_f64());
@@ -223,8 +193,8 @@ fn arrival_key(rank: u32) -> String {
     format!("arrivals/{rank}")
 }
 
-fn connect_error(rank: u32, what: &str, source: NativeError) -> CommError {
-    CommError::Unreached(format!("rank {rank}: the connection to {what} failed: {source}"))
+fn connect_error(rank: u32, what: &str, error: &dyn Display) -> CommError {
+    CommError::Unreached(format!("rank {rank}: the connection to {what} failed: {error}"))
 }
 
 fn open_group(

@@ -15,7 +15,7 @@ use tch::Tensor;
 use super::error::{NativeError, check, out_pointer};
 use super::optim::pointer;
 
-pub use store::Store;
+pub use store::{Keys, Store};
 pub(super) use store::millis;
 
 unsafe extern "C" {

@@ -23,7 +23,6 @@ pub mod random;
 pub mod row_pool;
 mod version;
 
-pub use c10d::Store;
 pub use error::NativeError;
 pub(crate) use error::from_torch;
 pub use version::{Versions, versions};

@@ -18,6 +18,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 
 use super::outbox::Outbox;
+use crate::comm::RemoteKeys;
 use crate::native::Versions;
 
 /// The connection to the launcher.
@@ -25,6 +26,8 @@ pub(super) struct Control {
     reader: UnixStream,
     /// Shared with the thread that sends heartbeats.
     outbox: Arc<Outbox>,
+    /// The keys that the launcher holds.
+    keys: Arc<RemoteKeys>,
     rank: u32,
 }
 
@@ -46,7 +49,9 @@ impl Control {
             pulse::write_steps(folder, rank).with_context(|| format!("cannot write to {}", folder.display()))?;
         }
         report_panics(&outbox);
-        Ok(Self { reader, outbox, rank })
+        let questions = Arc::clone(&outbox);
+        let ask = move |request| questions.send(&ToLauncher::Store(request)).map_err(|error| error.to_string());
+        Ok(Self { reader, outbox, keys: Arc::new(RemoteKeys::new(ask)), rank })
     }
 
     /// Sends the first message, which contains the rank, the process id and the versions.
@@ -69,6 +74,11 @@ impl Control {
         self.outbox.send(message)
     }
 
+    /// The keys that the launcher holds. They can be used once [`Control::watch_launcher`] was called.
+    pub(super) fn keys(&self) -> Arc<RemoteKeys> {
+        Arc::clone(&self.keys)
+    }
+
     /// Waits until all messages are written to the control socket, or until writing fails.
     pub(super) fn flush(&self) {
         self.outbox.flush();
@@ -88,10 +98,12 @@ impl Control {
     pub(super) fn watch_launcher(&self) -> anyhow::Result<Receiver<ToWorker>> {
         let mut socket = self.reader.try_clone().context("cannot duplicate the control socket")?;
         let (inbox, messages) = channel();
+        let keys = Arc::clone(&self.keys);
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
                 match message {
                     ToWorker::Stop => stop::request(),
+                    ToWorker::Stored(reply) => keys.deliver(reply),
                     // A send fails if the receiver was dropped. This is no error: once the workers are connected,
                     // only training jobs and `serve` read messages.
                     message => drop(inbox.send(message)),

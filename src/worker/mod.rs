@@ -73,12 +73,12 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Probe => Probed {}.into(),
         Job::SelfCheck => self_check::run(&slot)?.into(),
         Job::BenchCollectives { bytes_max } => {
-            bench_collectives::run(&rendezvous::connect(control, &messages, &slot, &meeting)?, bytes_max)?.into()
+            bench_collectives::run(&rendezvous::connect(control, &slot, &meeting)?, bytes_max)?.into()
         }
         Job::Shards(job) => shards::run(&job, &slot)?,
         Job::Export(job) => checkpoint::export(&Files::real(), &job).map_err(JobError::from)?.into(),
         Job::Train(job) => {
-            let ranks = rendezvous::connect(control, &messages, &slot, &meeting)?;
+            let ranks = rendezvous::connect(control, &slot, &meeting)?;
             train(&job, meeting.attempt, control, &messages, ranks)?.into()
         }
         Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
@@ -86,7 +86,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Serve(job) => match eval::serve(&job, control, &messages, &slot)? {},
         Job::BenchShdd => bench_shdd::run(&slot)?.into(),
         Job::BenchTrain(job) => {
-            let ranks = rendezvous::connect(control, &messages, &slot, &meeting)?;
+            let ranks = rendezvous::connect(control, &slot, &meeting)?;
             train::bench(&job, &ranks).map_err(JobError::from)?.into()
         }
         Job::BenchSample(job) => bench_sample::run(&job, &slot)?.into(),

@@ -118,7 +118,7 @@ impl Outbox {
 mod tests {
     use std::time::Instant;
 
-    use locdiff_core::protocol::read_message;
+    use locdiff_core::protocol::{StoreOperation, StoreRequest, read_message};
 
     use super::*;
 
@@ -126,7 +126,8 @@ mod tests {
     fn sender_does_not_wait_for_a_peer_that_does_not_read_and_no_message_is_lost() {
         let (socket, mut peer) = UnixStream::pair().expect("a socket pair can be created");
         let outbox = Outbox::start(socket).expect("a thread can be started");
-        let message = |number: u32| ToLauncher::Listening { address: format!("{number:>1000}") };
+        let question = |number: u32| StoreOperation::Contains(format!("{number:>1000}"));
+        let message = |number: u32| ToLauncher::Store(StoreRequest { id: 0, operation: question(number) });
         let started = Instant::now();
         (0..2000).for_each(|number| outbox.send(&message(number)).expect("the socket is open"));
         assert!(started.elapsed() < 20 * PATIENCE, "the sender waited for {:?}", started.elapsed());

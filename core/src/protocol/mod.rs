@@ -2,9 +2,9 @@
 //! big-endian bytes.
 //!
 //! Each worker connects and sends [`Hello`]. When all workers have sent `Hello`, the launcher sends each of them
-//! [`ToWorker::Start`]. If the workers must connect to each other, rank 0 opens a store and sends the address of the
-//! store ([`ToLauncher::Listening`]). The launcher forwards the address to the other workers
-//! ([`ToWorker::Rendezvous`]). The last message of a worker is [`ToLauncher::Result`] or [`ToLauncher::Failed`].
+//! [`ToWorker::Start`]. Workers that must connect to each other find each other through the launcher's key-value store
+//! ([`ToLauncher::Store`], [`ToWorker::Stored`]). The last message of a worker is [`ToLauncher::Result`] or
+//! [`ToLauncher::Failed`].
 //!
 //! `Hello` has the same fields in every version, so that mismatched builds can recognise each other.
 
@@ -15,6 +15,7 @@ mod goodput;
 mod measure;
 mod result;
 mod shards;
+mod store;
 mod train;
 
 use std::io::{self, Read, Write};
@@ -42,13 +43,14 @@ pub use shards::{
     CellPart, CellSplit, GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize,
     ShardsBenched, ShardsJob, ShardsMade, SimulatedWorld, Statistics, Verified,
 };
+pub use store::{KeyValues, STORE_BYTES_MAX, StoreAnswer, StoreOperation, StoreReply, StoreRequest, StoreValue};
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CHECKPOINT_STATE, CheckpointFile, CheckpointManifest, PartsWritten,
     Progress, QuickEvaluation, TimeBefore, TrainJob, TrainSummary, partial_name, step_name,
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 18;
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -103,8 +105,7 @@ pub struct WorkerSlot {
 pub struct Meeting {
     /// Network interface that workers bind to; "": loopback.
     pub interface: String,
-    /// Number of the attempt, from 0. All keys in the store are prefixed with this number, so that keys left by earlier
-    /// attempts are ignored.
+    /// Number of the attempt, from 0.
     pub attempt: u32,
     /// Number of workers that one replica of the model is split over.
     pub tensor_parallel: u32,
@@ -188,11 +189,8 @@ pub enum ToWorker {
         /// The work to do.
         job: Job,
     },
-    /// Address of the store on rank 0, through which workers connect to each other.
-    Rendezvous {
-        /// HOST:PORT of the store.
-        address: String,
-    },
+    /// The reply to [`ToLauncher::Store`].
+    Stored(StoreReply),
     /// Write a checkpoint and end the job early.
     Stop,
     /// Inject a fault.
@@ -221,11 +219,8 @@ pub struct Failure {
 pub enum ToLauncher {
     /// The first message of a worker.
     Hello(Hello),
-    /// From rank 0: the store is listening.
-    Listening {
-        /// HOST:PORT of the store.
-        address: String,
-    },
+    /// A question to the key-value store.
+    Store(StoreRequest),
     /// From rank 0: training progress.
     Progress(Progress),
     /// From rank 0: result of a quick evaluation.

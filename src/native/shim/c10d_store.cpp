@@ -1,7 +1,7 @@
-// C ABI for c10d's key-value stores; see c10d/store.rs.
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+// A c10d store whose keys are held elsewhere; see c10d/store.rs. Each operation is a call into Rust.
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -10,78 +10,104 @@
 #include "error.h"
 
 namespace {
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Bytes = std::vector<uint8_t>;
 using milliseconds = std::chrono::milliseconds;
 
-c10d::Store& store_of(void* store) { return **static_cast<StorePtr*>(store); }
+// The operations have the same numbers in c10d/store.rs.
+enum Operation : int { kSet = 0, kGet = 1, kAdd = 2, kContains = 3, kRemove = 4 };
 
-c10d::TCPStoreOptions options_for(uint16_t port, int64_t timeout_ms) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.waitWorkers = false;
-  options.timeout = milliseconds(timeout_ms);
-  options.useLibUV = true;
-  return options;
-}
+// Carries out an operation and returns 0, or returns 1 and writes an error text to `bytes`. `bytes` holds the value to
+// set, and receives the value of a key. `number` holds a timeout in milliseconds, or the number to add. It receives a
+// sum, or 1 for true and 0 for false.
+using Call = int (*)(const void* keys, int operation, const char* key, size_t key_length, void* bytes, int64_t* number);
+using Release = void (*)(const void* keys);
+
+class ForeignStore : public c10d::Store {
+ public:
+  ForeignStore(const void* keys, Call call, Release release, milliseconds timeout)
+      : Store(timeout), keys_(keys), call_(call), release_(release) {}
+  ForeignStore(const ForeignStore&) = delete;
+  ForeignStore& operator=(const ForeignStore&) = delete;
+  ~ForeignStore() override { release_(keys_); }
+
+  // Several threads may call the methods at once, so a clone may be the same object.
+  c10::intrusive_ptr<Store> clone() override { return c10::intrusive_ptr<Store>::unsafe_reclaim_from_nonowning(this); }
+
+  void set(const std::string& key, const Bytes& value) override {
+    Bytes bytes(value);
+    call(kSet, key, bytes, 0);
+  }
+
+  Bytes get(const std::string& key) override { return get_within(key, timeout_); }
+
+  int64_t add(const std::string& key, int64_t amount) override {
+    Bytes bytes;
+    return call(kAdd, key, bytes, amount);
+  }
+
+  bool deleteKey(const std::string& key) override {
+    Bytes bytes;
+    return call(kRemove, key, bytes, 0) != 0;
+  }
+
+  bool check(const std::vector<std::string>& keys) override {
+    Bytes bytes;
+    for (const auto& key : keys) {
+      if (call(kContains, key, bytes, 0) == 0) return false;
+    }
+    return true;
+  }
+
+  int64_t getNumKeys() override { TORCH_CHECK(false, "this store does not count its keys"); }
+
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    for (const auto& key : keys) {
+      get_within(key, std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now()));
+    }
+  }
+
+ private:
+  Bytes get_within(const std::string& key, milliseconds timeout) {
+    Bytes bytes;
+    call(kGet, key, bytes, std::max<int64_t>(timeout.count(), 1));
+    return bytes;
+  }
+
+  int64_t call(Operation operation, const std::string& key, Bytes& bytes, int64_t number) {
+    if (call_(keys_, operation, key.data(), key.size(), &bytes, &number) != 0) {
+      C10_THROW_ERROR(DistStoreError, std::string(bytes.begin(), bytes.end()));
+    }
+    return number;
+  }
+
+  const void* keys_;
+  Call call_;
+  Release release_;
+};
 }  // namespace
 
 using locdiff::guarded;
 
 extern "C" {
 
-// Serves the store on the listening socket `fd`, takes ownership of `fd`, and connects to the store as its first
-// client.
-int locdiff_store_serve(int fd, const char* host, size_t host_length, uint16_t port, int64_t timeout_ms, void** out) {
+// Takes ownership of `keys`, which is passed to every call, and to `release` at the end.
+int locdiff_store_new(const void* keys, Call call, Release release, int64_t timeout_ms, void** out) {
   return guarded([&] {
-    auto options = options_for(port, timeout_ms);
-    options.isServer = true;
-    options.masterListenFd = fd;
-    *out = new StorePtr(c10::make_intrusive<c10d::TCPStore>(std::string(host, host_length), options));
+    *out = new c10::intrusive_ptr<c10d::Store>(
+        c10::make_intrusive<ForeignStore>(keys, call, release, milliseconds(timeout_ms)));
   });
 }
 
-int locdiff_store_join(const char* host, size_t host_length, uint16_t port, int64_t timeout_ms, void** out) {
-  return guarded([&] {
-    auto options = options_for(port, timeout_ms);
-    *out = new StorePtr(c10::make_intrusive<c10d::TCPStore>(std::string(host, host_length), options));
-  });
+void locdiff_store_free(void* store) { delete static_cast<c10::intrusive_ptr<c10d::Store>*>(store); }
+
+size_t locdiff_bytes_length(const void* bytes) { return static_cast<const Bytes*>(bytes)->size(); }
+
+const uint8_t* locdiff_bytes_data(const void* bytes) { return static_cast<const Bytes*>(bytes)->data(); }
+
+void locdiff_bytes_assign(void* bytes, const uint8_t* data, size_t length) noexcept {
+  static_cast<Bytes*>(bytes)->assign(data, data + length);
 }
-
-int locdiff_store_prefix(void* store, const char* prefix, size_t prefix_length, void** out) {
-  return guarded([&] {
-    *out = new StorePtr(
-        c10::make_intrusive<c10d::PrefixStore>(std::string(prefix, prefix_length), *static_cast<StorePtr*>(store)));
-  });
-}
-
-int locdiff_store_set(void* store, const char* key, size_t key_length, const uint8_t* value, size_t value_length) {
-  return guarded([&] {
-    store_of(store).set(std::string(key, key_length), std::vector<uint8_t>(value, value + value_length));
-  });
-}
-
-// Waits until `key` is set. `*out` is a new std::vector<uint8_t> with the value of `key`.
-int locdiff_store_get(void* store, const char* key, size_t key_length, int64_t timeout_ms, void** out) {
-  return guarded([&] {
-    std::string name(key, key_length);
-    store_of(store).wait({name}, milliseconds(timeout_ms));
-    *out = new std::vector<uint8_t>(store_of(store).get(name));
-  });
-}
-
-size_t locdiff_bytes_length(const void* bytes) { return static_cast<const std::vector<uint8_t>*>(bytes)->size(); }
-
-const uint8_t* locdiff_bytes_data(const void* bytes) { return static_cast<const std::vector<uint8_t>*>(bytes)->data(); }
-
-void locdiff_bytes_free(void* bytes) { delete static_cast<std::vector<uint8_t>*>(bytes); }
-
-int locdiff_store_contains(void* store, const char* key, size_t key_length, int* out) {
-  return guarded([&] { *out = store_of(store).check({std::string(key, key_length)}) ? 1 : 0; });
-}
-
-int locdiff_store_add(void* store, const char* key, size_t key_length, int64_t amount, int64_t* out) {
-  return guarded([&] { *out = store_of(store).add(std::string(key, key_length), amount); });
-}
-
-void locdiff_store_free(void* store) { delete static_cast<StorePtr*>(store); }
 }

@@ -1,7 +1,6 @@
 //! Compares the explicit engine with autograd on a real GPU: losses, every gradient and every updated tensor. In the
 //! CPU variant, these tests are ignored.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use locdiff_core::config::{AutoOr, KlDirection, Precision, RunConfig};
@@ -9,7 +8,8 @@ use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::comm::{Backend, Layout, Rendezvous, StoreEnd};
+use crate::comm::remote_keys::tests::own_keys;
+use crate::comm::{Backend, Layout, Rendezvous};
 use crate::native::cuda;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 use crate::shards::Position;
@@ -22,12 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A communicator of one rank on the first GPU.
 fn alone() -> Communicator {
     cuda::set_device(0).expect("the machine has a GPU");
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
     let rendezvous = Rendezvous {
         rank: 0,
         layout: Layout::new(1, 1).expect("one rank is a valid layout"),
-        attempt: 1,
-        store: StoreEnd::Serve(listener),
+        keys: own_keys(),
         backend: Backend::Nccl { device: 0 },
         connect_timeout: PATIENCE,
         collective_timeout: PATIENCE,

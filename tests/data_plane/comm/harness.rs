@@ -1,24 +1,27 @@
 //! Runs the body of a test in several real processes. The test binary starts itself once more for each rank and passes
 //! the name of the calling test, so that each child process runs only that test.
 //!
-//! Rank 0 binds a free port and reports the port number to the parent. The parent passes the number to the other ranks.
-//! A child is killed when its parent dies. At the deadline, the parent kills the children that are still running.
+//! The parent holds the keys through which the ranks find each other, and answers their questions on a Unix socket. A
+//! child is killed when its parent dies. At the deadline, the parent kills the children that are still running.
 
-use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use locdiff::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
+use locdiff::comm::{Backend, Communicator, Layout, RemoteKeys, Rendezvous};
+use locdiff_core::protocol::{KeyValues, StoreReply, StoreRequest, read_message, write_message};
+use tempfile::TempDir;
 
 const RANK: &str = "LOCDIFF_TEST_RANK";
 const WORLD: &str = "LOCDIFF_TEST_WORLD";
-const PORT: &str = "LOCDIFF_TEST_PORT";
+const SOCKET: &str = "LOCDIFF_TEST_SOCKET";
 /// Marks the lines on standard output with which a child process reports to its parent. All other lines come from
 /// libtest.
 const MARK: &str = "@report ";
@@ -31,8 +34,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Rank {
     pub(crate) rank: u32,
     pub(crate) world: u32,
-    listener: RefCell<Option<TcpListener>>,
-    port: u16,
+    keys: Arc<RemoteKeys>,
 }
 
 /// How a child ended.
@@ -66,19 +68,37 @@ pub(crate) fn run_ranks_with_losses<F: Fn()>(
     }
     let deadline = Instant::now() + DEADLINE;
     let name = test_name(&test);
-    let mut fleet = Fleet { children: Vec::new() };
-    let first = fleet.spawn(name, 0, world, 0);
-    let port = loop {
-        let line = first.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let line = line.expect("rank 0 reports its port");
-        if let Some(port) = line.strip_prefix("port ") {
-            break port.parse().expect("rank 0 reports a number");
-        }
-    };
-    for rank in 1..world {
-        drop(fleet.spawn(name, rank, world, port));
+    let mut fleet = Fleet { children: Vec::new(), folder: tempfile::tempdir().expect("a temporary folder can be created") };
+    let listener = UnixListener::bind(fleet.socket()).expect("the folder is writable");
+    std::thread::spawn(move || serve_keys(&listener, world));
+    for rank in 0..world {
+        fleet.spawn(name, rank, world);
     }
     fleet.wait(lost, deadline)
+}
+
+/// Answers the questions of all ranks. Each connection begins with the rank of the child.
+fn serve_keys(listener: &UnixListener, world: u32) {
+    type Clients = Mutex<Vec<Option<UnixStream>>>;
+    let clients: Arc<Clients> = Arc::new(Mutex::new((0..world).map(|_| None).collect()));
+    let keys = Arc::new(Mutex::new(KeyValues::default()));
+    for mut stream in listener.incoming().map_while(Result::ok) {
+        let (clients, keys) = (Arc::clone(&clients), Arc::clone(&keys));
+        std::thread::spawn(move || {
+            let mut rank = [0];
+            stream.read_exact(&mut rank).expect("a child sends its rank");
+            let rank = u32::from(rank[0]);
+            clients.lock().expect("no panic")[rank as usize] = stream.try_clone().ok();
+            while let Ok(Some(request)) = read_message::<StoreRequest>(&mut stream) {
+                let replies = keys.lock().expect("no panic").handle(rank, request);
+                let mut clients = clients.lock().expect("no panic");
+                for (rank, reply) in replies {
+                    // A child that has died does not need its reply.
+                    let _ = clients[rank as usize].as_mut().map(|client| write_message(client, &reply));
+                }
+            }
+        });
+    }
 }
 
 /// The name that libtest gives to a test function: the path of the function without the name of the crate.
@@ -94,17 +114,27 @@ fn run_as_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
         std::env::var(name).expect("the parent sets this variable").parse::<u32>().expect("the parent passes a number")
     };
     let rank: u32 = rank.parse().expect("the parent passes a number");
-    let listener = (rank == 0).then(|| TcpListener::bind("127.0.0.1:0").expect("loopback has a free port"));
-    let port = match &listener {
-        Some(listener) => listener.local_addr().expect("the listener is bound").port(),
-        None => u16::try_from(number(PORT)).expect("a port fits into 16 bits"),
-    };
-    let me = Rank { rank, world: number(WORLD), listener: RefCell::new(listener), port };
-    if rank == 0 {
-        me.report(&format!("port {port}"));
-    }
+    let path = std::env::var_os(SOCKET).expect("the parent sets this variable");
+    let me = Rank { rank, world: number(WORLD), keys: connect_to_parent(rank, Path::new(&path)) };
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&me)));
     std::process::exit(if outcome.is_ok() { 0 } else { 101 })
+}
+
+fn connect_to_parent(rank: u32, path: &Path) -> Arc<RemoteKeys> {
+    let mut stream = UnixStream::connect(path).expect("the parent listens");
+    stream.write_all(&[u8::try_from(rank).expect("there are few ranks")]).expect("the parent reads the socket");
+    let sending = Mutex::new(stream.try_clone().expect("a socket can be cloned"));
+    let keys = Arc::new(RemoteKeys::new(move |request| {
+        write_message(&mut *sending.lock().expect("no panic"), &request).map_err(|error| error.to_string())
+    }));
+    let receiving = Arc::clone(&keys);
+    std::thread::spawn(move || {
+        while let Ok(Some(reply)) = read_message::<StoreReply>(&mut stream) {
+            receiving.deliver(reply);
+        }
+        receiving.close("the parent is gone");
+    });
+    keys
 }
 
 impl Rank {
@@ -119,11 +149,7 @@ impl Rank {
         Rendezvous {
             rank: self.rank,
             layout: Layout::new(self.world, tensor_parallel).expect("the world size is a multiple of tensor_parallel"),
-            attempt: 1,
-            store: match self.listener.take() {
-                Some(listener) => StoreEnd::Serve(listener),
-                None => StoreEnd::Join { host: "127.0.0.1".to_owned(), port: self.port },
-            },
+            keys: Arc::<RemoteKeys>::clone(&self.keys),
             backend: Backend::Gloo("127.0.0.1".to_owned()),
             connect_timeout: PATIENCE,
             collective_timeout: PATIENCE,
@@ -152,15 +178,21 @@ struct Running {
 
 struct Fleet {
     children: Vec<Running>,
+    /// Contains the socket on which the parent answers questions.
+    folder: TempDir,
 }
 
 impl Fleet {
-    fn spawn(&mut self, name: &str, rank: u32, world: u32, port: u16) -> Receiver<String> {
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    fn spawn(&mut self, name: &str, rank: u32, world: u32) {
         let mut child = Command::new(std::env::current_exe().expect("Linux knows the path of the binary"))
             .args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads=1"])
             .env(RANK, rank.to_string())
             .env(WORLD, world.to_string())
-            .env(PORT, port.to_string())
+            .env(SOCKET, self.socket())
             .env("OMP_NUM_THREADS", "1")
             .env("NCCL_HOSTID", format!("locdiff-test-{rank}"))
             .env("NCCL_SOCKET_IFNAME", "lo")
@@ -169,17 +201,15 @@ impl Fleet {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the test binary can be started");
-        let (sender, receiver) = channel();
         let stdout = child.stdout.take().expect("the stream is piped");
         let mut stderr = child.stderr.take().expect("the stream is piped");
-        let reports = std::thread::spawn(move || read_reports(BufReader::new(stdout), &sender));
+        let reports = std::thread::spawn(move || read_reports(BufReader::new(stdout)));
         let errors = std::thread::spawn(move || {
             let mut text = Vec::new();
             let _ = stderr.read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         });
         self.children.push(Running { child, readers: Some((reports, errors)) });
-        receiver
     }
 
     fn wait(mut self, lost: &[u32], deadline: Instant) -> Vec<Outcome> {
@@ -244,13 +274,12 @@ impl Drop for Fleet {
     }
 }
 
-fn read_reports(stdout: impl BufRead, sender: &Sender<String>) -> Vec<String> {
+fn read_reports(stdout: impl BufRead) -> Vec<String> {
     let mut reports = Vec::new();
     for line in stdout.lines().map_while(Result::ok) {
         // The mark need not be at the start of the line, because libtest may have written to the same line before.
         if let Some((_, text)) = line.split_once(MARK) {
             println!("{text}");
-            let _ = sender.send(text.to_owned());
             reports.push(text.to_owned());
         }
     }
