@@ -5,6 +5,7 @@ mod numbers;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
@@ -15,6 +16,8 @@ use locdiff_core::protocol::{CellPart, SimulatedWorld};
 use locdiff_core::tables::{PartShare, PlacesPresent};
 use numbers::{U32_MAX, U64_MAX, decimal, number, part_share};
 use toml::Value;
+
+use crate::cluster::Cluster;
 
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
 #[derive(Debug, Parser)]
@@ -62,21 +65,25 @@ pub struct Global {
     /// Name of the run.
     #[arg(long, global = true, value_name = "NAME")]
     pub run: Option<String>,
-    /// Number of nodes in the run (above 1: not implemented yet).
-    #[arg(long, global = true, value_name = "N", hide = true, value_parser = number::<u32>(0, U32_MAX))]
+    /// Number of nodes that run this command together.
+    #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub nnodes: Option<u32>,
-    /// Rank of this node, counting from 0 (above 0: not implemented yet).
-    #[arg(long, global = true, value_name = "K", hide = true, value_parser = number::<u32>(0, U32_MAX))]
+    /// Number of this node, from 0. Node 0 coordinates.
+    #[arg(long, global = true, value_name = "K", value_parser = number::<u32>(0, U32_MAX))]
     pub node_rank: Option<u32>,
-    /// Address of the first node's coordinator (not implemented yet).
-    #[arg(long, global = true, value_name = "HOST:PORT", hide = true)]
+    /// Address of node 0, the same on every node.
+    #[arg(long, global = true, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
     /// Largest number of restarts in a row without a new checkpoint.
     #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
     pub max_restarts: Option<u32>,
-    /// With `serve`: file that contains the token that clients must send. With other verbs: not implemented yet.
-    #[arg(long, global = true, value_name = "FILE", hide = true)]
+    /// File with the token of the run, which all nodes share (see `token`). With `serve`: the token that clients must
+    /// send.
+    #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<String>,
+    /// The other nodes, if this is node 0 of several.
+    #[arg(skip)]
+    pub cluster: Option<Arc<Cluster>>,
     /// Print the result as one JSON object on the last line of stdout; all other output goes to stderr.
     #[arg(long, global = true)]
     pub json: bool,
@@ -125,6 +132,8 @@ pub enum Verb {
     Status,
     /// List the runs in checkpoint.dir: name, step, best GeoScore, state and age.
     Runs,
+    /// Make a token, the secret that the nodes of a run share.
+    Token,
     /// Show or check the configuration.
     #[command(subcommand)]
     Config(ConfigVerb),
@@ -580,6 +589,8 @@ impl Global {
         flag("--run", "checkpoint.run", self.run.clone().map(Value::String));
         flag("--nnodes", "parallel.nodes", integer(self.nnodes));
         flag("--node-rank", "parallel.node_rank", integer(self.node_rank));
+        flag("--rendezvous", "network.rendezvous", self.rendezvous.clone().map(Value::String));
+        flag("--token-file", "network.token_file", self.token_file.clone().map(Value::String));
         flag("--max-restarts", "supervise.max_restarts", integer(self.max_restarts));
         layers
     }

@@ -21,16 +21,20 @@ use locdiff_core::protocol::{
 };
 use locdiff_core::pulse::Beat;
 use locdiff_core::{REVISION, VERSION};
+use serde::{Deserialize, Serialize};
 
 use crate::pulses::{PhaseLimits, Pulses, StuckWorker};
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Exit {
     /// The process exited with this code.
     Code(i32),
     /// The process was killed by this signal.
     Signal(i32),
+    /// The connection to the node of the process was lost.
+    Lost,
 }
 
 /// Number of the signal that kills workers, as fixed by POSIX.
@@ -73,6 +77,15 @@ pub enum GangEvent {
         rank: u32,
         /// How the process ended.
         exit: Exit,
+    },
+    /// The connection to a node was lost, or a node could not start its workers. They count as ended.
+    NodeLost {
+        /// Number of the node.
+        node: u32,
+        /// The ranks of its workers.
+        ranks: Vec<u32>,
+        /// What happened.
+        failure: Failure,
     },
     /// A checkpoint could not be committed, a report could not be handled, or the disk does not respond.
     ObserverFailed(Failure),
@@ -153,6 +166,13 @@ pub enum Cause {
         worker: StuckWorker,
         /// The time limit that the worker exceeded; `None` if its peers gave up first.
         limit: Option<Duration>,
+    },
+    /// The connection to a node was lost, or a node could not start its workers.
+    NodeLost {
+        /// Number of the node.
+        node: u32,
+        /// What happened.
+        failure: Failure,
     },
     /// A checkpoint could not be committed, a report could not be handled, or the disk does not respond.
     ObserverFailed(Failure),
@@ -278,6 +298,7 @@ impl Coordinator {
             GangEvent::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
             GangEvent::Closed(rank) => self.closed(rank, now),
             GangEvent::Exited { rank, exit } => self.exited(rank, exit, now),
+            GangEvent::NodeLost { node, ranks, failure } => self.node_lost(node, &ranks, failure, now),
             GangEvent::ObserverFailed(failure) => self.stop(Cause::ObserverFailed(failure), now),
             GangEvent::Interrupted { has_progress } => self.interrupted(has_progress, now),
             GangEvent::Tick => self.tick(now),
@@ -428,6 +449,21 @@ impl Coordinator {
             return self.stop(Cause::Incompatible { rank, reason }, now);
         }
         self.stop(Cause::Died { rank, exit }, now)
+    }
+
+    /// Treats the workers of a node as ended, because nothing more will be heard of them.
+    fn node_lost(&mut self, node: u32, ranks: &[u32], failure: Failure, now: Duration) -> Vec<Action> {
+        let mut has_running = false;
+        for rank in ranks {
+            let Some(member) = self.members.get_mut(*rank as usize) else { continue };
+            member.is_closed = true;
+            if member.exit.is_none() {
+                member.exit = Some(member.pending_exit.take().unwrap_or(Exit::Lost));
+                has_running |= member.result.is_none();
+                self.pulses.done(*rank);
+            }
+        }
+        if has_running { self.stop(Cause::NodeLost { node, failure }, now) } else { Vec::new() }
     }
 
     /// Moves all deadlines, because the launcher itself was stopped for the time `pause`.

@@ -125,9 +125,8 @@ fn jobs_start_after_all_hellos_and_results_are_in_rank_order() {
 
 #[test]
 fn value_of_a_key_goes_to_the_rank_that_waits_for_it() {
-    let ask = |rank, id, operation| {
-        GangEvent::Message { rank, message: ToLauncher::Store(StoreRequest { id, operation }) }
-    };
+    let ask =
+        |rank, id, operation| GangEvent::Message { rank, message: ToLauncher::Store(StoreRequest { id, operation }) };
     let mut gang = running(2);
     assert_eq!(gang.step(ask(1, 5, StoreOperation::Get("key".into())), at(2)), []);
     let value = StoreValue(vec![7]);

@@ -4,7 +4,8 @@
 //! - [`cli`]: the command line, defined with clap.
 //! - [`error`]: expected errors and their exit codes.
 //! - [`gpus`]: the GPUs of this machine, listed without libtorch.
-//! - [`rendezvous`]: assigns ranks to devices.
+//! - [`rendezvous`]: assigns ranks to nodes and devices.
+//! - [`cluster`]: the connections between the launchers of several nodes.
 //! - [`pulses`]: decides from heartbeats which worker is stuck. It does no I/O.
 //! - [`coordinator`]: the state machine of a gang (the workers of one attempt). It does no I/O.
 //! - [`supervisor`]: the processes and sockets that the coordinator controls.
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod cluster;
 pub mod coordinator;
 pub mod error;
 pub mod gpus;

@@ -1,28 +1,45 @@
-//! Assigns ranks to devices, and checks that the batch and the model can be divided among the workers.
+//! Assigns ranks to nodes and devices, and checks that the batch and the model can be divided among the workers.
+
+use std::sync::Arc;
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use locdiff_core::protocol::WorkerSlot;
 
+use crate::cluster::{Cluster, NodeFacts};
 use crate::error::{LaunchError, refuse, reported};
 use crate::gpus::Inventory;
 
-/// The workers of a run on this node.
-#[derive(Debug, Clone, PartialEq)]
+/// The workers of a run, on one node or on several.
+#[derive(Debug, Clone)]
 pub struct NodeWorkers {
     /// One entry per worker, in rank order.
     pub slots: Vec<WorkerSlot>,
     /// Whether several workers share a GPU. NCCL allows this only if each worker claims to be on a different host.
     pub share_gpu: bool,
+    /// The nodes in order; empty if there is only this one.
+    pub nodes: Vec<RunNode>,
+    /// The connections to the other nodes; `None` if there is only this one.
+    pub cluster: Option<Arc<Cluster>>,
+}
+
+/// A node of a run with several nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunNode {
+    /// Number of the node, from 0.
+    pub number: u32,
+    /// Name of the machine.
+    pub host: String,
+    /// Number of cores.
+    pub cores: u32,
+    /// The network interface over which the node's workers reach the others; "": loopback.
+    pub interface: String,
 }
 
 impl NodeWorkers {
-    /// Assigns the configured workers to the available GPUs, or to the CPU. If `train.threads` is "auto", workers on
+    /// Assigns the configured workers of this node to its GPUs, or to the CPU. If `train.threads` is "auto", workers on
     /// the CPU share the cores, and a worker with a GPU has one thread.
     pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
         let parallel = &config.parallel;
-        if parallel.nodes > 1 {
-            return Err(LaunchError::not_yet("--nnodes above 1"));
-        }
         let gpus = u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX);
         let on_cuda = parallel.device.on_cuda(gpus > 0);
         let workers = parallel.workers.value().unwrap_or(if on_cuda { gpus.max(1) } else { 1 });
@@ -33,9 +50,53 @@ impl NodeWorkers {
         check_interface(&config.network.interface)?;
         let threads_auto = if on_cuda { 1 } else { (cores() / workers).clamp(1, 1024) };
         let threads = config.train.threads.value().unwrap_or(threads_auto);
-        let slot =
-            |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: on_cuda.then(|| rank % gpus), threads };
-        Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu: on_cuda && workers > gpus })
+        let slot = |rank| WorkerSlot {
+            rank,
+            world: workers,
+            node: 0,
+            local_rank: rank,
+            gpu: on_cuda.then(|| rank % gpus),
+            threads,
+        };
+        let share_gpu = on_cuda && workers > gpus;
+        Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu, nodes: Vec::new(), cluster: None })
+    }
+
+    /// The workers of all nodes, as the nodes describe them. Node 0 has the first ranks.
+    pub(crate) fn of_nodes(&self, facts: &[NodeFacts]) -> Self {
+        let mut slots: Vec<WorkerSlot> = Vec::new();
+        for node in facts {
+            slots.extend(node.slots.iter().map(|slot| WorkerSlot { node: node.node, ..slot.clone() }));
+        }
+        let world = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        for (rank, slot) in (0..).zip(&mut slots) {
+            (slot.rank, slot.world) = (rank, world);
+        }
+        let nodes = facts.iter().map(|facts| RunNode {
+            number: facts.node,
+            host: facts.host.clone(),
+            cores: facts.cores,
+            interface: facts.interface.clone(),
+        });
+        let share_gpu = facts.iter().any(|facts| facts.share_gpu);
+        let found = Self { slots, share_gpu, nodes: nodes.collect(), cluster: self.cluster.clone() };
+        found.with_threads(self.threads())
+    }
+
+    /// The nodes without node 0.
+    pub fn other_nodes(&self) -> impl Iterator<Item = &RunNode> {
+        let has_workers = |node: &&RunNode| self.slots.iter().any(|slot| slot.node == node.number);
+        self.nodes.iter().filter(|node| node.number > 0).filter(has_workers)
+    }
+
+    /// The node with this number; `None` if there is only one node.
+    pub fn node(&self, number: u32) -> Option<&RunNode> {
+        self.nodes.iter().find(|node| node.number == number)
+    }
+
+    /// The network interface of a worker; `None` if there is only one node.
+    pub fn interface_of(&self, slot: &WorkerSlot) -> Option<&str> {
+        self.node(slot.node).map(|node| node.interface.as_str())
     }
 
     /// Number of CPU threads of each worker.
@@ -51,8 +112,8 @@ impl NodeWorkers {
 
     /// Returns a single worker on the CPU with `threads` threads.
     pub fn one_cpu_worker(threads: u32) -> Self {
-        let slot = WorkerSlot { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
-        Self { slots: vec![slot], share_gpu: false }
+        let slot = WorkerSlot { rank: 0, world: 1, node: 0, local_rank: 0, gpu: None, threads };
+        Self { slots: vec![slot], share_gpu: false, nodes: Vec::new(), cluster: None }
     }
 
     /// Keeps only the first worker and gives it `threads` threads.
@@ -62,12 +123,14 @@ impl NodeWorkers {
         Self { share_gpu: false, ..self }
     }
 
-    /// Divides the cores of the machine among the workers that use a GPU. Workers on the CPU keep their number of
+    /// Divides the cores of each node among its workers that use a GPU. Workers on the CPU keep their number of
     /// threads, because their results depend on it.
     pub fn with_all_cores(mut self) -> Self {
-        let workers = u32::try_from(self.slots.len()).unwrap_or(u32::MAX).max(1);
+        let before = self.slots.clone();
         for slot in self.slots.iter_mut().filter(|slot| slot.gpu.is_some()) {
-            slot.threads = (cores() / workers).max(1);
+            let workers = before.iter().filter(|other| other.node == slot.node).count();
+            let cores = self.nodes.iter().find(|node| node.number == slot.node).map_or_else(cores, |node| node.cores);
+            slot.threads = (cores / u32::try_from(workers).unwrap_or(u32::MAX)).max(1);
         }
         self
     }

@@ -14,7 +14,6 @@ use nix::sys::signal::Signal;
 use crate::coordinator::{Cause, Exit};
 use crate::error::{GangFailure, LaunchError, RankEnd, reported};
 use crate::pulses::StuckWorker;
-use crate::run_folder::host;
 use crate::terminal::not_repeated;
 
 /// Signals that end a program because of an error in the program itself.
@@ -26,6 +25,8 @@ const EXIT_PANIC: i32 = 101;
 /// What is known about one worker of a failed gang.
 #[derive(Debug, Clone, Default)]
 pub struct EndedWorker {
+    /// Name of the worker's machine.
+    pub host: String,
     /// Process id of the worker.
     pub pid: u32,
     /// GPU of the worker; `None` if it runs on the CPU.
@@ -79,7 +80,7 @@ fn expected(first: &Cause) -> Option<LaunchError> {
 
 fn exit_code(first: &Cause) -> ExitCode {
     match first {
-        Cause::Failed { failure, .. } | Cause::ObserverFailed(failure) => {
+        Cause::Failed { failure, .. } | Cause::NodeLost { failure, .. } | Cause::ObserverFailed(failure) => {
             ExitCode::from_code(failure.exit_code.into()).unwrap_or(ExitCode::WorkerFailed)
         }
         Cause::Incompatible { .. } => ExitCode::WorkerIncompatible,
@@ -90,12 +91,15 @@ fn exit_code(first: &Cause) -> ExitCode {
 
 fn kind(first: &Cause) -> FailureKind {
     match first {
-        Cause::Failed { failure, .. } | Cause::ObserverFailed(failure) => failure.kind,
+        Cause::Failed { failure, .. } | Cause::NodeLost { failure, .. } | Cause::ObserverFailed(failure) => {
+            failure.kind
+        }
         Cause::Died { exit: Exit::Code(_), .. } => FailureKind::Crash,
         Cause::Died { exit: Exit::Signal(signal), .. } => match Signal::try_from(*signal) {
             Ok(signal) if CRASH_SIGNALS.contains(&signal) => FailureKind::Crash,
             _ => FailureKind::Lost,
         },
+        Cause::Died { exit: Exit::Lost, .. } => FailureKind::Lost,
         Cause::Incompatible { .. } | Cause::Interrupted | Cause::Unkillable(_) => FailureKind::Final,
         Cause::Late { .. } | Cause::Deserted(_) | Cause::Stuck { .. } => FailureKind::Lost,
     }
@@ -115,9 +119,11 @@ fn what(first: &Cause) -> String {
         Cause::Died { exit: Exit::Code(EXIT_PANIC), .. } => "panic".to_owned(),
         Cause::Died { exit: Exit::Code(code), .. } => format!("exit code {code}"),
         Cause::Died { exit: Exit::Signal(signal), .. } => signal_name(*signal),
+        Cause::Died { exit: Exit::Lost, .. } => "lost node".to_owned(),
         Cause::Incompatible { .. } => "incompatible worker".to_owned(),
         Cause::Late { .. } => "late start".to_owned(),
         Cause::Deserted(_) | Cause::Unkillable(_) | Cause::Stuck { .. } => "stuck worker".to_owned(),
+        Cause::NodeLost { .. } => "lost node".to_owned(),
         Cause::Interrupted => "interrupt".to_owned(),
     }
 }
@@ -135,7 +141,7 @@ fn involved(cause: &Cause) -> Vec<u32> {
         | Cause::Unkillable(rank)
         | Cause::Stuck { worker: StuckWorker { rank, .. }, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
-        Cause::ObserverFailed(_) | Cause::Interrupted => Vec::new(),
+        Cause::NodeLost { .. } | Cause::ObserverFailed(_) | Cause::Interrupted => Vec::new(),
     }
 }
 
@@ -173,6 +179,7 @@ impl FailureReport<'_> {
         let end = match worker.exit {
             _ if reported => "reported a failure".to_owned(),
             None => "still running".to_owned(),
+            Some(Exit::Lost) => "connection lost".to_owned(),
             Some(Exit::Signal(_)) if !is_own => "stopped by the launcher".to_owned(),
             Some(Exit::Signal(signal)) => self.death_by(signal),
             Some(Exit::Code(code)) => format!("exit code {code}{}", code_meaning(code)),
@@ -185,7 +192,7 @@ impl FailureReport<'_> {
         };
         RankEnd {
             rank: number,
-            host: host(),
+            host: worker.host.clone(),
             pid: worker.pid,
             device: worker.gpu.map_or_else(|| "cpu".to_owned(), |gpu| format!("GPU {gpu}")),
             phase,
@@ -280,6 +287,7 @@ impl FailureReport<'_> {
                 let (worker, meaning) = (self.worker(*rank), code_meaning(*code));
                 format!("{worker} ended without a result during `{job}` (exit code {code}{meaning})")
             }
+            Cause::Died { rank, exit: Exit::Lost } => format!("{} was lost during `{job}`", self.worker(*rank)),
             Cause::Deserted(rank) => {
                 format!("{} closed its control socket during `{job}` but kept running", self.worker(*rank))
             }
@@ -300,7 +308,7 @@ impl FailureReport<'_> {
                 let awaited = self.awaited(stuck.rank);
                 format!("{} is stuck in `{job}`: {}{awaited}; {reason}", self.worker(stuck.rank), describe_pulse(stuck))
             }
-            Cause::ObserverFailed(failure) => failure.message.clone(),
+            Cause::NodeLost { failure, .. } | Cause::ObserverFailed(failure) => failure.message.clone(),
             Cause::Interrupted => "stopped by a signal".to_owned(),
         }
     }

@@ -37,6 +37,7 @@ use locdiff_core::files::Files;
 use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
+pub use compare::different_fields;
 pub use find::{has_ended, is_run, named_run, newest_run, runs, threads_of, unfinished_run};
 pub use lock::{CheckpointUse, RunLock};
 pub use names::{CONFIG, LATEST, new_run_name, utc_text};
@@ -99,6 +100,9 @@ impl RunFolder {
     fn configure(&mut self, name: &str, config: &RunConfig) -> Result<(bool, Vec<String>), LaunchError> {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
+        // These belong to a command, not to the run.
+        (config.parallel.nodes, config.parallel.node_rank) = (1, 0);
+        (config.network.rendezvous, config.network.token_file) = (String::new(), String::new());
         let path = self.path.join(CONFIG);
         let text = toml::to_string(&config).expect("a checked configuration contains only plain TOML values");
         let previous = match std::fs::read_to_string(&path) {

@@ -12,6 +12,7 @@
 mod control;
 mod faults;
 mod logs;
+mod node;
 mod observer;
 mod orphans;
 mod program;
@@ -20,23 +21,23 @@ mod signals;
 mod workers;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use locdiff_core::cgroup;
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::protocol::{
-    Failure, Hello, Job, JobResult, MEMORY_EVENTS_VARIABLE, Meeting, ToLauncher, ToWorker, TypedResult,
+    Failure, Hello, Job, JobResult, MEMORY_EVENTS_VARIABLE, Meeting, ToLauncher, ToWorker, TypedResult, WorkerSlot,
 };
-use locdiff_core::{cgroup, pulse};
-use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
+use crate::cluster::{Cluster, FromCluster, FromNode, NodeLoss, ToNode, WorkerEvent, WorkerSignal};
 use crate::coordinator::{Action, Cause, Coordinator, GangEvent, Limits, Outcome};
 use crate::error::{LaunchError, exit_code_of, reported};
-use crate::gpus;
 use crate::output::end_process;
 use crate::pulses::{PhaseLimits, StuckWorker, TICK};
 use crate::rendezvous::NodeWorkers;
@@ -44,6 +45,7 @@ use crate::report::{self, EndedWorker};
 
 pub use faults::{Injection, RandomFaults, parse as parse_fault};
 pub use logs::CappedLog;
+pub use node::{NodeSettings, run_node};
 pub use observer::{Echo, GangObserver, Silence};
 
 use control::{Notice, accept_worker};
@@ -52,10 +54,7 @@ use program::worker_path;
 use runtime_folder::ControlSocket;
 use signals::Signals;
 pub use signals::hold_signals;
-use workers::{Gang, OUTPUT_GRACE, WorkerHandle, send_signal, signal_running, spawn_all};
-
-/// Largest number of lines of a worker's output that an error report quotes.
-const LAST_LINES_MAX: usize = 32;
+use workers::{Gang, OUTPUT_GRACE, RemoteNode, Seat, SpawnSettings, WorkerHandle, kill_running, spawn};
 
 /// Capacity of the queue of lines and messages from the workers.
 const NOTICES_MAX: usize = 1024;
@@ -150,6 +149,11 @@ impl Supervisor {
             collective_timeout_s: supervise.collective_timeout_s,
             heartbeat_s: supervise.heartbeat_s,
         };
+        if world.cluster.is_some() && self.gather(world)?.slots != world.slots {
+            return Err(reported!(WorkerFailed, "a node came back with other workers")
+                .with_kind(FailureKind::Lost)
+                .into());
+        }
         let observer_limit = Duration::from_secs_f64(supervise.checkpoint_timeout_s);
         let gang = Gang { worker: worker_path()?, world, meeting, job, limits, observer_limit };
         let GangResult { hellos, results } = match self.run_observed(&gang, observer, orders) {
@@ -204,6 +208,20 @@ impl Supervisor {
         })
     }
 
+    /// Waits until all nodes are there, and returns the workers of all nodes. Each worker has as many threads as the
+    /// first of `world`. Returns `world` if there is only one node.
+    pub fn gather(&mut self, world: &NodeWorkers) -> anyhow::Result<NodeWorkers> {
+        let Some(cluster) = &world.cluster else { return Ok(world.clone()) };
+        let signals = &mut self.signals;
+        let facts = self.runtime.block_on(async {
+            tokio::select! {
+                facts = cluster.gather() => facts,
+                () = signals.recv() => Err(signals.error()),
+            }
+        })?;
+        Ok(world.of_nodes(&facts))
+    }
+
     /// Makes training workers fail at random times.
     pub fn inject_at_random(&mut self, faults: RandomFaults) {
         self.random_faults = Some(faults);
@@ -252,8 +270,11 @@ async fn supervise(
     let control = ControlSocket::bind()?;
     let oom_kills_before = oom_kills();
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
-    let mut members = spawn_all(gang, &control, &events)?;
-    let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
+    let (mut members, mut nodes) = begin(gang, &control, &events)?;
+    let own = members.iter().enumerate().filter(|(_, member)| matches!(member.seat, Seat::Here { .. }));
+    let own: Vec<(u32, usize)> = own.map(|(rank, member)| (member.pid, rank)).collect();
+    let pids: Vec<u32> = own.iter().map(|(pid, _)| *pid).collect();
+    let mut is_out_of_memory = false;
     let adopts_orphans = orphans::adopts_orphans();
     let began = Instant::now();
     let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
@@ -278,20 +299,31 @@ async fn supervise(
                 None => continue,
             },
             Some(failure) = failures.recv() => failure,
+            news = nodes.next() => match handle_node(news, &mut members, observations) {
+                Some(NodeNews::Event(event)) => event,
+                Some(NodeNews::Exited { event, is_out_of_memory: by_kernel }) => {
+                    is_out_of_memory |= by_kernel;
+                    event
+                }
+                Some(NodeNews::Interrupted(code)) => {
+                    interrupts += 1;
+                    signals.code.get_or_insert(code);
+                    interrupt(gang, &members, control.folder())
+                }
+                None => continue,
+            },
             Some(order) = next_order(&mut orders) => {
                 members.iter().take(1).for_each(|member| member.send(order.clone()));
                 continue;
             }
             connection = control.listener.accept() => {
                 let (stream, _) = connection.context("cannot accept a connection on the control socket")?;
-                accept_worker(stream, &pids, &events);
+                accept_worker(stream, &own, &events);
                 continue;
             }
             () = signals.recv() => {
                 interrupts += 1;
-                let has_begun = |rank| pulse::read_step(control.folder(), rank).unwrap_or(0) > 0;
-                let has_progress = matches!(gang.job, Job::Train(_)) && (0..members.len() as u32).any(has_begun);
-                GangEvent::Interrupted { has_progress }
+                interrupt(gang, &members, control.folder())
             }
             () = tokio::time::sleep(deadline) => GangEvent::Tick,
             _ = ticks.tick() => {
@@ -307,7 +339,7 @@ async fn supervise(
             }
         };
         if let Some(fault) = random_faults.as_mut().and_then(|faults| faults.due(members.len()))
-            && pulse::read_step(control.folder(), fault.rank).unwrap_or(0) > 0
+            && members[fault.rank as usize].step(fault.rank, control.folder()).unwrap_or(0) > 0
         {
             members[fault.rank as usize].send(ToWorker::Inject(fault));
         }
@@ -340,23 +372,153 @@ async fn supervise(
             // The last heartbeats may be many steps old, so read the step of each worker from its step file.
             for cause in &mut causes {
                 if let Cause::Stuck { worker: StuckWorker { rank, last: Some(beat), .. }, .. } = cause {
-                    beat.step = pulse::read_step(control.folder(), *rank).unwrap_or(beat.step);
+                    beat.step = members[*rank as usize].step(*rank, control.folder()).unwrap_or(beat.step);
                 }
             }
             let workers = members.into_iter().zip(&gang.world.slots).enumerate().map(|(rank, (member, slot))| {
                 let (mut last_beat, exit) = coordinator.end_of(rank);
-                if let (Some(beat), Some(step)) = (&mut last_beat, pulse::read_step(control.folder(), rank as u32)) {
+                if let (Some(beat), Some(step)) = (&mut last_beat, member.step(rank as u32, control.folder())) {
                     beat.step = step;
                 }
-                EndedWorker { pid: member.pid, gpu: slot.gpu, last_beat, exit, last_lines: member.last_lines.into() }
+                let host = member.host();
+                let (pid, last_lines) = (member.pid, member.last_lines.into());
+                EndedWorker { host, pid, gpu: slot.gpu, last_beat, exit, last_lines }
             });
-            let oom_killed = oom_kills() > oom_kills_before;
+            let oom_killed = is_out_of_memory || oom_kills() > oom_kills_before;
             Err(report::failure(gang.job.name(), &causes, &workers.collect::<Vec<_>>(), oom_killed).into())
         }
     };
     let report = result.as_ref().err().map(anyhow::Error::to_string).unwrap_or_default();
     observations.show_errors(&report, gang.world.slots.len());
     Ok(Ended { result, is_observed: observed.is_some() })
+}
+
+/// The other nodes of a gang. They are told to stop when this value is dropped.
+struct GangNodes {
+    attached: Option<(Arc<Cluster>, mpsc::Receiver<FromCluster>)>,
+}
+
+impl GangNodes {
+    /// What a node reports. Waits forever if there are no other nodes.
+    async fn next(&mut self) -> FromCluster {
+        let Some((_, news)) = &mut self.attached else { return std::future::pending().await };
+        match news.recv().await {
+            Some(news) => news,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for GangNodes {
+    fn drop(&mut self) {
+        if let Some((cluster, _)) = &self.attached {
+            cluster.detach();
+        }
+    }
+}
+
+/// Starts the workers of this machine, and asks the other nodes to start theirs.
+fn begin(
+    gang: &Gang<'_>,
+    control: &ControlSocket,
+    events: &mpsc::Sender<Notice>,
+) -> anyhow::Result<(Vec<WorkerHandle>, GangNodes)> {
+    let (world, mut nodes, mut number) = (gang.world, GangNodes { attached: None }, 0);
+    if let Some(cluster) = world.cluster.as_ref().filter(|_| world.other_nodes().next().is_some()) {
+        let (from_nodes, news) = mpsc::channel(NOTICES_MAX);
+        number = cluster.attach(world.other_nodes().map(|node| node.number).collect(), from_nodes);
+        for node in world.other_nodes() {
+            let slots = world.slots.iter().filter(|slot| slot.node == node.number).cloned().collect();
+            cluster.send(node.number, ToNode::Begin { gang: number, slots, share_gpu: world.share_gpu });
+        }
+        nodes.attached = Some((Arc::clone(cluster), news));
+    }
+    let own_interface = world.slots.iter().find(|slot| slot.node == 0).and_then(|slot| world.interface_of(slot));
+    let interface = own_interface.unwrap_or(&gang.meeting.interface);
+    let settings = SpawnSettings { worker: &gang.worker, interface, share_gpu: world.share_gpu };
+    let start = |slot: &WorkerSlot| match (&nodes.attached, world.node(slot.node)) {
+        (Some((cluster, _)), Some(node)) if slot.node > 0 => {
+            let (cluster, host) = (Arc::clone(cluster), node.host.clone());
+            let node = RemoteNode { cluster, gang: number, number: slot.node, host };
+            Ok(WorkerHandle::elsewhere(slot.rank, node))
+        }
+        _ => spawn(&settings, slot, control, events),
+    };
+    let members = world.slots.iter().map(start).collect::<anyhow::Result<_>>()?;
+    Ok((members, nodes))
+}
+
+/// The event of a request to stop.
+fn interrupt(gang: &Gang<'_>, members: &[WorkerHandle], folder: &Path) -> GangEvent {
+    let has_begun = |(rank, member): (u32, &WorkerHandle)| member.step(rank, folder).unwrap_or(0) > 0;
+    let has_progress = matches!(gang.job, Job::Train(_)) && (0..).zip(members).any(has_begun);
+    GangEvent::Interrupted { has_progress }
+}
+
+/// What the supervisor does about the news from a node.
+enum NodeNews {
+    Event(GangEvent),
+    Exited { event: GangEvent, is_out_of_memory: bool },
+    Interrupted(ExitCode),
+}
+
+/// Updates `members`, and informs the observer. Returns what else is to be done.
+fn handle_node(news: FromCluster, members: &mut [WorkerHandle], observations: &Observations) -> Option<NodeNews> {
+    let lose = |members: &mut [WorkerHandle], node: u32, failure: Failure| {
+        let mut ranks = Vec::new();
+        for (rank, member) in (0..).zip(members).filter(|(_, member)| member.is_of(node)) {
+            (member.running, member.open_outputs) = (false, 0);
+            ranks.push(rank);
+        }
+        Some(NodeNews::Event(GangEvent::NodeLost { node, ranks, failure }))
+    };
+    let (node, message) = match news {
+        FromCluster::Lost(NodeLoss { node, failure }) => return lose(members, node, failure),
+        FromCluster::Event(event) => event,
+    };
+    let (rank, event) = match message {
+        FromNode::Worker { rank, event, .. } => (rank, event),
+        FromNode::NotStarted { error, exit_code, kind, .. } => {
+            let failure = Failure { message: error, of_peer: false, exit_code, kind };
+            return lose(members, node, failure);
+        }
+        FromNode::Alive(steps) => {
+            for (rank, step) in steps {
+                members.get_mut(rank as usize).filter(|member| member.is_of(node)).map(|member| member.set_step(step));
+            }
+            return None;
+        }
+        FromNode::Interrupted(code) => {
+            let code = ExitCode::from_code(code.into()).unwrap_or(ExitCode::Interrupted);
+            return Some(NodeNews::Interrupted(code));
+        }
+        FromNode::Proof(_) => return None,
+    };
+    // A node speaks only for its own workers.
+    let member = members.get_mut(rank as usize).filter(|member| member.is_of(node))?;
+    let event = match event {
+        WorkerEvent::Started(pid) => {
+            member.pid = pid;
+            return None;
+        }
+        WorkerEvent::Line(line) => {
+            member.keep_line(line.clone());
+            observations.line(rank as usize, line);
+            return None;
+        }
+        WorkerEvent::OutputEnded => {
+            member.open_outputs = member.open_outputs.saturating_sub(1);
+            return None;
+        }
+        WorkerEvent::Exited { exit, is_out_of_memory } => {
+            member.running = false;
+            return Some(NodeNews::Exited { event: GangEvent::Exited { rank, exit }, is_out_of_memory });
+        }
+        WorkerEvent::Message(message) => GangEvent::Message { rank, message: *message },
+        WorkerEvent::Garbled(reason) => GangEvent::Garbled { rank, reason },
+        WorkerEvent::Closed => GangEvent::Closed(rank),
+    };
+    Some(NodeNews::Event(event))
 }
 
 /// The next message for the first worker. Waits forever if there is no queue of such messages.
@@ -416,11 +578,7 @@ async fn wait_for_observer(
 fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observations: &Observations) -> Option<GangEvent> {
     match notice {
         Notice::Line { rank, line } => {
-            let lines = &mut members[rank].last_lines;
-            lines.push_back(line.clone());
-            if lines.len() > LAST_LINES_MAX {
-                lines.pop_front();
-            }
+            members[rank].keep_line(line.clone());
             observations.line(rank, line);
             None
         }
@@ -429,7 +587,7 @@ fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observations: &Ob
             None
         }
         Notice::Connected { rank, replies } => {
-            members[rank].replies = Some(replies);
+            members[rank].seat = Seat::Here { replies: Some(replies) };
             None
         }
         Notice::Happened(event) => {
@@ -437,7 +595,7 @@ fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observations: &Ob
                 let member = &mut members[rank as usize];
                 member.running = false;
                 // Kill the processes that the worker started. They must not outlive the worker or keep its pipes open.
-                send_signal(member.pid, Signal::SIGKILL);
+                member.signal(WorkerSignal::Kill);
             }
             Some(event)
         }
@@ -452,17 +610,15 @@ fn carry_out(action: Action, gang: &Gang<'_>, members: &mut [WorkerHandle], obse
         Action::Commit(parts) => observations.commit(parts),
         Action::StartAll => {
             for (member, slot) in members.iter().zip(&gang.world.slots) {
-                let (mut slot, meeting, job) = (slot.clone(), gang.meeting.clone(), gang.job.clone());
-                if slot.gpu.and_then(gpus::own_instance).is_some() {
-                    slot.gpu = Some(0);
-                }
-                member.send(ToWorker::Start { place: slot, meeting, job });
+                let interface = gang.world.interface_of(slot).unwrap_or(&gang.meeting.interface).to_owned();
+                let meeting = Meeting { interface, ..gang.meeting.clone() };
+                member.send(ToWorker::Start { place: slot.clone(), meeting, job: gang.job.clone() });
             }
         }
         Action::Answer { rank, reply } => members[rank as usize].send(ToWorker::Stored(reply)),
         Action::AskToStop => members.iter().for_each(|member| member.send(ToWorker::Stop)),
-        Action::AskForBacktrace(rank) => send_signal(members[rank as usize].pid, Signal::SIGUSR2),
-        Action::Kill => signal_running(members, Signal::SIGKILL),
-        Action::KillOne(rank) => signal_running(&members[rank as usize..=rank as usize], Signal::SIGKILL),
+        Action::AskForBacktrace(rank) => members[rank as usize].signal(WorkerSignal::Backtrace),
+        Action::Kill => kill_running(members.iter()),
+        Action::KillOne(rank) => kill_running(&members[rank as usize..=rank as usize]),
     }
 }

@@ -8,6 +8,7 @@ mod doctor;
 mod eval;
 mod geoclip;
 mod locations;
+mod nodes;
 mod paths;
 mod predict;
 mod report;
@@ -27,6 +28,7 @@ use locdiff_core::protocol::{CollectiveRow, Hello, Job, Probed, SelfCheck, Typed
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
+use crate::cluster::new_token;
 use crate::error::{LaunchError, refuse};
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
@@ -44,14 +46,16 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
     if cli.version {
         return version(output);
     }
-    let global = &cli.global;
-    for (flag, value) in [("--rendezvous", &global.rendezvous), ("--token-file", &global.token_file)] {
-        let is_used = flag == "--token-file" && matches!(cli.verb, Some(Verb::Serve(_)));
-        if value.is_some() && !is_used {
-            return Err(LaunchError::not_yet(flag).into());
-        }
+    let verb = cli.verb.as_ref().context("no verb, though `Cli::validate` checks for one: this is a bug")?;
+    match nodes::run(verb, cli, output)? {
+        Some(result) => Ok(result),
+        None => run_verb(verb, &cli.global, output),
     }
-    match cli.verb.as_ref().context("no verb, though `Cli::validate` checks for one: this is a bug")? {
+}
+
+/// Runs the verb on this node, and on the nodes that `global` is connected to.
+fn run_verb(verb: &Verb, global: &Global, output: Output) -> anyhow::Result<Value> {
+    match verb {
         Verb::Config(verb) => show_config(verb, global, output),
         Verb::Completions { shell } => completions(*shell, output),
         Verb::Demo => demo::run(global, output),
@@ -72,6 +76,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Serve(request) => serve::run(request, global, output),
         Verb::Status => status::run(global, output),
         Verb::Runs => runs::run(global, output),
+        Verb::Token => token(output),
     }
 }
 
@@ -106,9 +111,9 @@ pub(crate) fn resolve_for(global: &Global, sections: &[&str]) -> Result<Resolved
 }
 
 /// Resolves the configuration and assigns its workers to devices. Replaces "auto" in `train.threads` with a number.
-pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchError> {
+pub(crate) fn plan(global: &Global) -> anyhow::Result<(Resolved, NodeWorkers)> {
     let mut resolved = resolve(global)?;
-    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    let world = nodes::workers(global, &resolved)?;
     resolved.config.train.threads = AutoOr::Value(world.threads());
     Ok((resolved, world))
 }
@@ -193,6 +198,13 @@ fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Va
     let script = String::from_utf8(script)?;
     output.print(&script);
     Ok(json!({ "script": script }))
+}
+
+/// Prints a new token.
+fn token(output: Output) -> anyhow::Result<Value> {
+    let token = new_token()?;
+    output.print(&token);
+    Ok(json!({ "token": token }))
 }
 
 /// Starts all workers without connecting them to each other, and checks that libtorch computes correctly in each

@@ -164,7 +164,9 @@ pub(crate) mod tests {
                 let keys = &keys;
                 scope.spawn(move || keys.get(key, PATIENCE))
             });
-            assert!(keys.get("never", Duration::from_millis(50)).expect_err("nobody sets this key").contains("timeout"));
+            assert!(
+                keys.get("never", Duration::from_millis(50)).expect_err("nobody sets this key").contains("timeout")
+            );
             names.iter().for_each(|key| keys.set(key, key.as_bytes()).expect("a short value is accepted"));
             for (waiter, key) in waiting.into_iter().zip(names) {
                 assert_eq!(waiter.join().expect("no panic").as_deref(), Ok(key.as_bytes()));

@@ -15,8 +15,8 @@ use tch::Tensor;
 use super::error::{NativeError, check, out_pointer};
 use super::optim::pointer;
 
-pub use store::{Keys, Store};
 pub(super) use store::millis;
+pub use store::{Keys, Store};
 
 unsafe extern "C" {
     fn locdiff_group_gloo(

@@ -19,8 +19,8 @@
 //! distance to sample k; with a prior of the user, the mean is weighted. The width h is 250 km in the first round, or
 //! the width over which p is smoothed if that is larger, and `density_km` in the second round.
 //!
-//! With `logit_share` r, the first round mixes two votes: voter j has the weight (1 - r) exp(s_j) / Σ exp(s) + r exp(4
-//! logit_j) / Σ exp(4 logit). So a point that is much more similar than all others can win against LocDiff.
+//! With `logit_share` r, the first round mixes two votes: voter j has the weight (1 - r) exp(s_j) / Σ exp(s) + r exp(8
+//! logit_j) / Σ exp(8 logit). So a point that is much more similar than all others can win against LocDiff.
 //!
 //! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round. They
 //! also count more in both rounds of LocDiff-H if the prior is even and the most similar point is far from every
@@ -44,7 +44,7 @@ const REGION_KM: [f64; 2] = [200.0, 750.0];
 /// `scale` and `fine_scale` are multiplied by these factors if LocDiff does not know the most similar point.
 const UNKNOWN_SCALES: [f64; 2] = [4.0, 2.0];
 /// Factor of the logits in the part of the first round's votes that depends on the logits alone.
-const ALONE_SCALE: f64 = 4.0;
+const ALONE_SCALE: f64 = 8.0;
 /// Kernel widths of the second round, km.
 const PLACE_KM: [f64; 3] = [1.0, 25.0, 200.0];
 /// The least value of the density p, and ε in the density q.

@@ -84,7 +84,7 @@ fn worker_introduces_itself_does_its_job_and_exits() {
     let hello = read_hello(&mut worker.socket);
     assert_eq!((hello.protocol, hello.rank, hello.pid), (PROTOCOL_VERSION, 3, worker.child.id()));
     assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
-    let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    let slot = WorkerSlot { rank: 3, world: 4, node: 0, local_rank: 3, gpu: None, threads: 1 };
     write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("the worker reads the message");
     let result = read_report(&mut worker.socket);
     let Some(ToLauncher::Result(answer)) = result else { panic!("wanted a result, got {result:?}") };
@@ -97,7 +97,7 @@ fn missing_gpu_is_an_error_instead_of_a_run_on_the_cpu() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
     let missing = u32::try_from(tch::Cuda::device_count()).expect("the number of GPUs fits in a u32");
-    let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: Some(missing), threads: 1 };
+    let slot = WorkerSlot { rank: 3, world: 4, node: 0, local_rank: 3, gpu: Some(missing), threads: 1 };
     write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("the worker reads the message");
     let result = read_report(&mut worker.socket);
     assert!(
@@ -120,7 +120,7 @@ fn worker_exits_when_its_launcher_disconnects() {
 fn worker_exits_when_its_launcher_disconnects_during_a_job() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
-    let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    let slot = WorkerSlot { rank: 3, world: 4, node: 0, local_rank: 3, gpu: None, threads: 1 };
     // In this job, rank 3 waits for the address of the store. This test never sends the address.
     write_message(&mut worker.socket, &start(slot, Job::BenchCollectives { bytes_max: 1024 }))
         .expect("the worker reads the message");

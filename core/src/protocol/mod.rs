@@ -92,7 +92,9 @@ pub struct WorkerSlot {
     pub rank: u32,
     /// Number of workers.
     pub world: u32,
-    /// Rank of the worker on its machine, from 0.
+    /// Number of the worker's node, from 0.
+    pub node: u32,
+    /// Rank of the worker on its node, from 0.
     pub local_rank: u32,
     /// Index of the worker's GPU among the visible GPUs; `None` on the CPU.
     pub gpu: Option<u32>,

@@ -48,16 +48,21 @@ pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
     if [was.train.threads, is.train.threads].contains(&AutoOr::Auto) {
         is.train.threads = was.train.threads;
     }
-    let (was, is) = (leaves(was), leaves(&is));
     let mut found = Differences::default();
-    for ((key, was), (_, is)) in was.iter().zip(&is).filter(|((_, was), (_, is))| was != is) {
-        if is_fixed(key) && !is_automatic_width(key, [was, is]) {
+    for (key, was, is) in different_fields(was, &is) {
+        if is_fixed(&key) && !is_automatic_width(&key, [&was, &is]) {
             found.refused.push(format!("{key} is {is}, but the run has {was}"));
         } else {
             found.allowed.push(format!("{key} changed from {was} to {is}"));
         }
     }
     found
+}
+
+/// The fields in which two configurations differ: the key, and both values.
+pub fn different_fields(one: &RunConfig, other: &RunConfig) -> Vec<(String, Value, Value)> {
+    let both = leaves(one).into_iter().zip(leaves(other));
+    both.filter(|((_, one), (_, other))| one != other).map(|((key, one), (_, other))| (key, one, other)).collect()
 }
 
 fn is_fixed(key: &str) -> bool {

@@ -39,10 +39,11 @@ pub(super) async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events
 }
 
 /// Identifies the worker at the other end of `stream` by the process id that the kernel reports, and starts a task that
-/// exchanges messages with the worker. `pids` are the process ids of all ranks. Rejects a process that is not a worker.
-pub(super) fn accept_worker(stream: UnixStream, pids: &[u32], events: &mpsc::Sender<Notice>) {
+/// exchanges messages with the worker. `workers` has the process id and the rank of each worker. Rejects a process that
+/// is not a worker.
+pub(super) fn accept_worker(stream: UnixStream, workers: &[(u32, usize)], events: &mpsc::Sender<Notice>) {
     let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
-    match pids.iter().position(|worker| i32::try_from(*worker).ok() == pid) {
+    match workers.iter().find(|(worker, _)| i32::try_from(*worker).ok() == pid).map(|(_, rank)| *rank) {
         Some(rank) => drop(tokio::spawn(serve_worker(rank, stream, events.clone()))),
         None => {
             let pid = pid.unwrap_or(0);

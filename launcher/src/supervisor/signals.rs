@@ -35,6 +35,13 @@ pub(super) struct Signals {
     requested_at: Option<Instant>,
 }
 
+impl Drop for Signals {
+    /// Holds signals back until the next [`Signals::watch`], so that none is lost in between.
+    fn drop(&mut self) {
+        let _ = watched().thread_block();
+    }
+}
+
 impl Signals {
     /// Starts to watch the signals. Must be called within an async runtime.
     pub(super) fn watch() -> std::io::Result<Self> {

@@ -39,9 +39,7 @@ use serde_json::Value;
 
 use crate::cli::{EvalRequest, Global};
 use crate::error::refuse;
-use crate::gpus;
 use crate::output::Output;
-use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Supervisor, hold_signals};
 
 pub(super) use evaluation::{Evaluation, after_training};
@@ -91,7 +89,7 @@ fn evaluate(request: &EvalRequest, global: &Global, output: Output) -> anyhow::R
              add --hybrid or --tune"
         );
     }
-    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    let world = super::nodes::workers(&global, &resolved)?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,
         resolved,

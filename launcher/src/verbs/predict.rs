@@ -31,7 +31,6 @@ use super::eval::{ChosenModel, LocatingGang, ModelSource, find_model};
 use super::paths::{existing, require_file, require_new};
 use crate::cli::{Global, PredictRequest};
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
-use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{GangResult, Supervisor, hold_signals};
@@ -66,7 +65,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     let input = Input::open(&request.input, folder.path(), model.file.width)?;
     hold_signals()?;
     input.name_columns(&mut resolved.config.shards);
-    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?.with_all_cores();
+    let world = super::nodes::workers(global, &resolved)?.with_all_cores();
     let job = json!({
         "input": input.identity, "checkpoint": model.file.xxh3, "hybrid": request.hybrid,
         "samples": request.samples, "shards": resolved.config.shards,

@@ -19,9 +19,8 @@ use super::locations::require_shards;
 use super::paths::{require_file, require_new};
 use crate::cli::{Global, ShardsVerb};
 use crate::error::LaunchError;
-use crate::gpus;
 use crate::output::{Output, ok};
-use crate::rendezvous::{NodeWorkers, cores};
+use crate::rendezvous::cores;
 use crate::terminal::{width, wrapped};
 
 /// Runs `shards VERB`.
@@ -222,7 +221,7 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
 /// cores.
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let resolved = super::resolve_for(global, &["shards", "retrieval", "parallel", "supervise", "network"])?;
-    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    let world = super::nodes::workers(global, &resolved)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
     super::run_repeatable(&resolved, &world.first_worker_only(cores()), &job)?.first()
 }

@@ -51,7 +51,7 @@ pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Outp
     }
     let resolved = super::resolve_with_run(global)?;
     warn_of_mixed_data(&resolved);
-    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    let world = super::nodes::workers(global, &resolved)?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
     let run = RunChoice { prefix: run_name_prefix(global, &resolved), is_new };
     run_resolved(&resolved, &world, faults, &run, output)
@@ -159,7 +159,8 @@ pub(super) fn run_resolved(
     let dir = Path::new(&config.checkpoint.dir);
     let mut supervisor = Supervisor::new()?;
     let name = choice.name(config)?;
-    let (resolved, world) = &with_threads(resolved, world, &dir.join(&name));
+    let (resolved, world) = with_threads(resolved, world, &dir.join(&name));
+    let resolved = &resolved;
     let config = &resolved.config;
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     let folder = opened.folder.path().display();
@@ -192,7 +193,7 @@ pub(super) fn run_resolved(
 /// A training run whose lock this launcher holds.
 struct HeldRun<'a> {
     resolved: &'a Resolved,
-    world: &'a NodeWorkers,
+    world: NodeWorkers,
     run: RunFolder,
     /// Whether this launcher created the folder of the run.
     is_created: bool,
@@ -283,6 +284,8 @@ impl HeldRun<'_> {
             None => initial_checkpoint(&self.resolved.config)?,
         };
         self.supervisor.check_interrupted()?;
+        self.world = self.supervisor.gather(&self.world)?;
+        self.world.check_division(&self.resolved.config)?;
         let attempt = self.run.begin_attempt()?;
         let step = point.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest.step);
         match &point.checkpoint {
@@ -311,7 +314,7 @@ impl HeldRun<'_> {
         let (run, status, faults) = (&mut self.run, &mut self.status, &mut self.faults);
         let mut observer = AttemptObserver::new(run, status, attempt, workers, &self.resolved.config, faults)?;
         let job = Job::Train(Box::new(job));
-        let result = self.supervisor.run(&self.resolved.config, self.world, job, attempt, &mut observer);
+        let result = self.supervisor.run(&self.resolved.config, &self.world, job, attempt, &mut observer);
         observer.display.finish();
         let cleaned = self.run.clean();
         let result = result?;

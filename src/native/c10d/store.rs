@@ -135,13 +135,7 @@ unsafe fn slice<'a>(data: *const u8, length: usize) -> &'a [u8] {
 
 impl Prefixed {
     /// Returns the value of the key if the operation is [`GET`], and changes `number` as c10d_store.cpp says.
-    fn operate(
-        &self,
-        operation: c_int,
-        key: &[u8],
-        value: &[u8],
-        number: &mut i64,
-    ) -> Result<Option<Vec<u8>>, String> {
+    fn operate(&self, operation: c_int, key: &[u8], value: &[u8], number: &mut i64) -> Result<Option<Vec<u8>>, String> {
         let key = str::from_utf8(key).map_err(|error| format!("a key is not UTF-8: {error}"))?;
         let key = format!("{}{key}", self.prefix);
         match operation {

@@ -68,7 +68,8 @@ pub(crate) fn run_ranks_with_losses<F: Fn()>(
     }
     let deadline = Instant::now() + DEADLINE;
     let name = test_name(&test);
-    let mut fleet = Fleet { children: Vec::new(), folder: tempfile::tempdir().expect("a temporary folder can be created") };
+    let mut fleet =
+        Fleet { children: Vec::new(), folder: tempfile::tempdir().expect("a temporary folder can be created") };
     let listener = UnixListener::bind(fleet.socket()).expect("the folder is writable");
     std::thread::spawn(move || serve_keys(&listener, world));
     for rank in 0..world {

@@ -14,7 +14,7 @@ fn perturbation_theory_matches_its_formula() {
 fn perturbation_does_not_depend_on_the_number_of_workers() {
     let points = 2 * BLOCK_POINTS + 7;
     let share = |rank, world| {
-        let worker = WorkerSlot { rank, world, local_rank: rank, gpu: None, threads: world };
+        let worker = WorkerSlot { rank, world, node: 0, local_rank: rank, gpu: None, threads: world };
         run_degree(15, points, &worker).expect("the search converges")
     };
     let alone = share(0, 1);

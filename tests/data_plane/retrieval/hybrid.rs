@@ -123,7 +123,7 @@ fn may_win(scene: &Scene, image: usize, setting: &Hybrid, prior: Prior, top: usi
     };
     let in_region = |one, other| [200.0, 750.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
     let of_region = votes_of(&voters, first);
-    let of_logits = votes_of(&voters, |at: usize| 4.0 * f64::from(logits[at]));
+    let of_logits = votes_of(&voters, |at: usize| 8.0 * f64::from(logits[at]));
     let share = setting.logit_share;
     let mixed = of_region.iter().zip(of_logits).map(|(all, alone)| (1.0 - share) * all + share * alone).collect();
     winners(&voters, mixed, in_region).iter().any(|centre| {

@@ -1,6 +1,6 @@
 //! `[network]`: the network between workers.
 //!
-//! c10d's store, Gloo and NCCL have no access control: use a trusted interface.
+//! Gloo and NCCL have no access control: use a trusted interface. The connections between launchers are encrypted.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,22 +11,20 @@ use crate::config::errors::Checker;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkConfig {
-    /// Network interface that workers bind to, such as "eth0". "": loopback, which is enough for one node.
+    /// Network interface that workers bind to, such as "eth0". "": loopback with one node, and the interface that leads
+    /// to node 0 with several.
     pub interface: String,
-    /// HOST:PORT of the first node's coordinator (`--rendezvous`). Must be "" (a single node), because several nodes
-    /// are not implemented.
+    /// HOST:PORT of node 0 (`--rendezvous`), where the launchers of the other nodes connect.
     pub rendezvous: String,
-    /// File with a secret token shared by all nodes (`--token-file`). Must be "" (a single node), because several nodes
-    /// are not implemented.
+    /// File with the token that all nodes share (`--token-file`). "": the environment variable LOCDIFF_TOKEN.
     pub token_file: String,
 }
 
 impl NetworkConfig {
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
-        for (key, value) in [("network.rendezvous", &self.rendezvous), ("network.token_file", &self.token_file)] {
-            if !value.is_empty() {
-                checker.push(key, format!("is \"{value}\", wanted \"\": this version runs on a single node only"));
-            }
+        let port = self.rendezvous.rsplit_once(':').map(|(host, port)| (!host.is_empty(), port.parse::<u16>()));
+        if !self.rendezvous.is_empty() && !matches!(port, Some((true, Ok(1..)))) {
+            checker.push("network.rendezvous", format!("is \"{}\", wanted HOST:PORT", self.rendezvous));
         }
     }
 }

@@ -40,9 +40,9 @@ section! {
         pub share_gpu: bool = false,
         /// Number of workers over which one replica of the model is split (`--tensor-parallel`).
         pub tensor: u32 = 1,
-        /// Number of nodes (`--nnodes`). Only 1 is implemented.
+        /// Number of nodes that run the command together (`--nnodes`).
         pub nodes: u32 = 1,
-        /// Index of this node, from 0 (`--node-rank`). Only 0 is implemented.
+        /// Number of this node, from 0 (`--node-rank`). Node 0 coordinates.
         pub node_rank: u32 = 0,
     }
 }

@@ -79,7 +79,7 @@ section! {
         pub density_weight: f64 = 1.0,
         /// First round of LocDiff-H: weight of the log density of LocDiff's samples.
         pub samples_weight: f64 = 0.0,
-        /// First round of LocDiff-H: share of the votes that depends on the logits alone, with a scale of 4.
+        /// First round of LocDiff-H: share of the votes that depends on the logits alone, with a scale of 8.
         pub logit_share: f64 = 0.0,
         /// Second round of LocDiff-H: factor that multiplies the similarities.
         pub fine_scale: f64 = 2.0,

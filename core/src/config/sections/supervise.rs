@@ -9,7 +9,8 @@ section! {
         pub start_timeout_s: f64 = 60.0,
         /// Time between two heartbeats of a worker, seconds. Must be shorter than the timeout of every phase.
         pub heartbeat_s: f64 = 0.25,
-        /// Time limit for all workers to join the process group, seconds.
+        /// Time limit for all workers to join the process group, for all nodes to join node 0, and for node 0 to come
+        /// back, seconds.
         pub rendezvous_timeout_s: f64 = 120.0,
         /// Time limit of a collective operation, seconds. Also limits how long one worker may keep the others waiting,
         /// even if the phase of that worker has a longer limit.
@@ -31,6 +32,8 @@ section! {
         /// Longest time that workers may take to finish their step and write a checkpoint after SIGTERM, SIGUSR1 or
         /// Ctrl-C, seconds. Workers that take longer are killed.
         pub preempt_timeout_s: f64 = 25.0,
+        /// A node from which nothing was heard for this time is lost, and so is node 0 for the other nodes, seconds.
+        pub node_timeout_s: f64 = 10.0,
         /// Largest number of restarts in a row without a new checkpoint (`--max-restarts`). 0: never restart.
         pub max_restarts: u32 = 3,
         /// How long an outage of storage or network may last before the command gives up, seconds. Restarts during an
@@ -53,6 +56,7 @@ impl SuperviseConfig {
         checker.within("supervise.evaluation_timeout_s", self.evaluation_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.preempt_timeout_s", self.preempt_timeout_s, 0.0..=DAY_S);
+        checker.within("supervise.node_timeout_s", self.node_timeout_s, 2.0..=3600.0);
         checker.within("supervise.outage_patience_s", self.outage_patience_s, 0.0..=30.0 * DAY_S);
         checker.within("supervise.log_bytes_max", self.log_bytes_max, 1 << 12..=1 << 40);
         checker.within("supervise.heartbeat_s", self.heartbeat_s, 0.01..=60.0);

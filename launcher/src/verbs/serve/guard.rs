@@ -3,16 +3,13 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
 use hyper::http::request::Parts;
-use sha2::{Digest as _, Sha256};
 
-use crate::error::{LaunchError, refuse};
+use crate::cluster::Token;
 
 /// Requests per second that a client address may send in the long run.
 const RATE: f64 = 1000.0;
@@ -20,40 +17,8 @@ const RATE: f64 = 1000.0;
 const BURST: f64 = 2000.0;
 /// Client addresses whose rates are known at a time.
 const ADDRESSES_MAX: usize = 4096;
-/// Fewest characters of a token.
-const TOKEN_LETTERS_MIN: usize = 16;
-
-/// The token that clients must send. Only its digest is kept, so that comparing takes the same time for every wrong token.
-pub(super) struct Token([u8; 32]);
-
-impl Token {
-    /// Reads a token from a file that only its owner can read.
-    pub(super) fn read(path: &Path) -> Result<Self, LaunchError> {
-        let about = |error| LaunchError::at(path)(error).about("--token-file");
-        let mode = std::fs::metadata(path).map_err(about)?.permissions().mode();
-        if mode & 0o077 != 0 {
-            refuse!(Usage, "--token-file: other users may read {0}; run `chmod 600 {0}`", path.display());
-        }
-        let text = std::fs::read_to_string(path).map_err(about)?;
-        let token = text.trim();
-        if token.len() < TOKEN_LETTERS_MIN || !token.bytes().all(|letter| letter.is_ascii_graphic()) {
-            refuse!(
-                Usage,
-                "--token-file: {} must hold one word of at least {TOKEN_LETTERS_MIN} ASCII letters, digits and signs",
-                path.display()
-            );
-        }
-        Ok(Self::of(token.as_bytes()))
-    }
-
-    fn of(text: &[u8]) -> Self {
-        Self(Sha256::digest(text).into())
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).fold(0, |differences, (one, other)| differences | (one ^ other)) == 0
-    }
-}
+/// Fewest letters of a token.
+pub(super) const TOKEN_LETTERS_MIN: usize = 16;
 
 /// The token and the rates of all clients.
 pub(super) struct Guard {

@@ -29,13 +29,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::eval::{find_model, prepared_job, radii};
 use super::restarts::{FailedAttempt, try_again};
 use crate::cli::{Global, ServeRequest};
+use crate::cluster::Token;
 use crate::error::{LaunchError, refuse, reported};
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{GangObserver, Supervisor, hold_signals};
 use desk::Desk;
-use guard::{Guard, Token};
+use guard::{Guard, TOKEN_LETTERS_MIN};
 use http::Site;
 
 /// A worker that has served for this long has worked. If it ends later, restarts are counted from 0.
@@ -159,7 +160,7 @@ fn bind(address: SocketAddr) -> Result<TcpListener, LaunchError> {
 /// Reads the token. It is needed unless `address` can be reached only from this machine.
 fn read_token(address: SocketAddr, global: &Global) -> Result<Option<Token>, LaunchError> {
     match &global.token_file {
-        Some(file) => Token::read(file.as_ref()).map(Some),
+        Some(file) => Token::read(file.as_ref(), TOKEN_LETTERS_MIN).map(Some),
         None if address.ip().is_loopback() => Ok(None),
         None => refuse!(
             Usage,

@@ -1,0 +1,533 @@
+//! The end of node 0: it listens for the other nodes, decides who takes part, and passes messages between them and the
+//! supervisor. All of this happens on a thread of its own, so that a busy disk or a long computation of node 0 does not
+//! look like a lost connection.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode as _};
+use locdiff_core::protocol::Failure;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
+
+use super::agreement;
+use super::channel::{Receiver, SeenHandshakes, Sender, accept};
+use super::messages::{ALIVE_EVERY, FromNode, NodeFacts, NodeHello, ToNode};
+use super::token::{Token, random};
+use crate::error::{LaunchError, reported};
+
+/// How long a stranger may take to prove that it knows the token, and a node to say what it is.
+const GREETING_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a node may take to read a file of the common folder. File systems on a network may show new files late.
+const PROOF_LIMIT: Duration = Duration::from_secs(60);
+
+/// Number of connections that may be in the middle of their greeting. A further one ends the oldest of them.
+const GREETINGS_MAX: usize = 256;
+
+/// How often rejected connections are reported.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
+/// How long node 0 waits at the end until all nodes know the result.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(3);
+
+/// How often the nodes that are still missing are named.
+const REMIND_EVERY: Duration = Duration::from_secs(10);
+
+/// What node 0 needs to know to let others take part.
+#[derive(Debug)]
+pub(crate) struct HubSettings {
+    /// Where to listen.
+    pub(crate) address: SocketAddr,
+    /// The token of the run.
+    pub(crate) token: Token,
+    /// What node 0 says about itself.
+    pub(crate) own: NodeFacts,
+    /// Number of nodes, with node 0.
+    pub(crate) nodes: u32,
+    /// A node that says nothing for this time is lost.
+    pub(crate) silence_limit: Duration,
+    /// How long to wait for missing nodes.
+    pub(crate) gather_limit: Duration,
+    /// A folder that all nodes must share; `None` if the command writes nothing there.
+    pub(crate) common_folder: Option<PathBuf>,
+}
+
+/// The other nodes of the run, as node 0 sees them.
+#[derive(Debug)]
+pub struct Cluster {
+    shared: Arc<Shared>,
+}
+
+/// Something that a node reports while a gang runs.
+pub(crate) type NodeEvent = (u32, FromNode);
+
+/// Why a node is lost.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeLoss {
+    pub(crate) node: u32,
+    pub(crate) failure: Failure,
+}
+
+/// What the supervisor receives from the nodes of its gang.
+#[derive(Debug)]
+pub(crate) enum FromCluster {
+    Event(NodeEvent),
+    Lost(NodeLoss),
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: HubSettings,
+    state: Mutex<State>,
+    /// Changes whenever a node joins, leaves or is refused.
+    changes: watch::Sender<u64>,
+    seen: SeenHandshakes,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    links: BTreeMap<u32, Link>,
+    gang: Option<AttachedGang>,
+    gangs: u64,
+    /// The last refusal of a node that is missing.
+    refusal: Option<(ExitCode, String)>,
+    /// The exit code with which another node was asked to stop.
+    interrupted: Option<ExitCode>,
+    /// Whether the nodes were told how the command ended.
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Link {
+    facts: NodeFacts,
+    outbox: mpsc::UnboundedSender<ToNode>,
+    connection: AbortHandle,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct AttachedGang {
+    number: u64,
+    events: mpsc::Sender<FromCluster>,
+    nodes: Vec<u32>,
+}
+
+impl Cluster {
+    /// Listens for the other nodes.
+    pub(crate) fn open(settings: HubSettings) -> anyhow::Result<Arc<Self>> {
+        let address = settings.address;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("cannot start the async runtime")?;
+        let about = |error| LaunchError::at(address.to_string())(error).about("--rendezvous");
+        let listener = runtime.block_on(TcpListener::bind(address)).map_err(about)?;
+        let (changes, _) = watch::channel(0);
+        let shared = Shared { settings, state: Mutex::default(), changes, seen: SeenHandshakes::default() };
+        let shared = Arc::new(shared);
+        let serving = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("nodes".into());
+        thread.spawn(move || runtime.block_on(listen(listener, &serving))).context("cannot start a thread")?;
+        Ok(Arc::new(Self { shared }))
+    }
+
+    /// Waits until all nodes have joined, and returns what they say about themselves, in order.
+    pub(crate) async fn gather(&self) -> Result<Vec<NodeFacts>, LaunchError> {
+        let (shared, begun) = (&self.shared, Instant::now());
+        let mut changes = shared.changes.subscribe();
+        let mut remind_at = begun + Duration::from_secs(1);
+        loop {
+            changes.borrow_and_update();
+            let missing = {
+                let state = shared.lock();
+                if let Some(code) = state.interrupted {
+                    return Err(interrupted(code));
+                }
+                let missing: Vec<u32> =
+                    (1..shared.settings.nodes).filter(|node| !state.links.contains_key(node)).collect();
+                if missing.is_empty() {
+                    let others = state.links.values().map(|link| link.facts.clone());
+                    return Ok(std::iter::once(shared.settings.own.clone()).chain(others).collect());
+                }
+                if let Some((code, reason)) = &state.refusal {
+                    return Err(LaunchError::new(*code, reason.clone()));
+                }
+                missing
+            };
+            let names = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            let (limit, address) = (shared.settings.gather_limit, shared.settings.address);
+            if begun.elapsed() >= limit {
+                return Err(reported!(
+                    Timeout,
+                    "node(s) {names} did not join at {address} within {:.1} s (supervise.rendezvous_timeout_s)",
+                    limit.as_secs_f64()
+                )
+                .with_kind(FailureKind::Final));
+            }
+            if Instant::now() >= remind_at {
+                remind_at += REMIND_EVERY;
+                tracing::info!("waiting at {address} for node(s) {names}");
+            }
+            let until = remind_at.min(begun + limit);
+            let _ = tokio::time::timeout_at(until.into(), changes.changed()).await;
+        }
+    }
+
+    /// Begins a gang on these nodes. What they report arrives at `events`. Returns the number of the gang.
+    pub(crate) fn attach(&self, nodes: Vec<u32>, events: mpsc::Sender<FromCluster>) -> u64 {
+        let mut state = self.shared.lock();
+        state.gangs += 1;
+        let number = state.gangs;
+        for node in nodes.iter().filter(|node| !state.links.contains_key(node)) {
+            let lost = FromCluster::Lost(NodeLoss { node: *node, failure: loss(*node, "", "it is not connected") });
+            // The queue is new, so it has room.
+            let _ = events.try_send(lost);
+        }
+        state.gang = Some(AttachedGang { number, events, nodes });
+        state.refusal = None;
+        number
+    }
+
+    /// Ends the gang: what nodes report from now on is dropped.
+    pub(crate) fn detach(&self) {
+        let mut state = self.shared.lock();
+        (state.gang, state.refusal) = (None, None);
+    }
+
+    /// Sends a message to a node. The message is dropped if the node is lost.
+    pub(crate) fn send(&self, node: u32, message: ToNode) {
+        if let Some(link) = self.shared.lock().links.get(&node) {
+            let _ = link.outbox.send(message);
+        }
+    }
+
+    /// Tells all nodes how the command ended, and waits a moment until they know.
+    pub fn end(&self, exit_code: ExitCode, error: &str) {
+        {
+            let mut state = self.shared.lock();
+            state.has_ended = true;
+            for link in state.links.values() {
+                let _ = link.outbox.send(ToNode::End { exit_code: exit_code.code(), error: error.to_owned() });
+            }
+        }
+        let begun = Instant::now();
+        while !self.shared.lock().links.is_empty() && begun.elapsed() < FAREWELL_LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The error of a command that was asked to stop through another node.
+fn interrupted(code: ExitCode) -> LaunchError {
+    match code {
+        ExitCode::Preempted => reported!(Preempted, "stopped by a signal; the same command resumes the run"),
+        _ => LaunchError::interrupted(),
+    }
+}
+
+/// The failure of a gang that has lost a node.
+fn loss(node: u32, host: &str, reason: &str) -> Failure {
+    let host = if host.is_empty() { String::new() } else { format!(" ({host})") };
+    Failure {
+        message: format!("node {node}{host} was lost: {reason}"),
+        of_peer: false,
+        exit_code: ExitCode::WorkerFailed.code(),
+        kind: FailureKind::Lost,
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Whether the node may take part.
+    fn judge(&self, hello: NodeHello) -> Result<NodeFacts, Refusal> {
+        let facts = agreement::facts(hello).map_err(Refusal::of)?;
+        agreement::check(&self.settings.own, &facts, self.settings.nodes).map_err(Refusal::of)?;
+        let state = self.lock();
+        match state.links.get(&facts.node) {
+            Some(link) if link.facts.process != facts.process => {
+                let NodeFacts { node, host, pid, .. } = &link.facts;
+                let reason = format!("node {node} is running: it is the process {pid} on {host}");
+                Err(Refusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false })
+            }
+            _ => Ok(facts),
+        }
+    }
+
+    /// Adds a node. If the same process was connected before, that connection ends.
+    fn join(&self, facts: NodeFacts, outbox: mpsc::UnboundedSender<ToNode>, connection: AbortHandle) -> u64 {
+        let (node, host) = (facts.node, facts.host.clone());
+        let mut state = self.lock();
+        state.gangs += 1;
+        let number = state.gangs;
+        let before = state.links.insert(node, Link { facts, outbox, connection, number });
+        state.refusal = None;
+        let lost = state.gang.as_ref().filter(|gang| gang.nodes.contains(&node)).map(|gang| gang.events.clone());
+        drop(state);
+        if let Some(before) = before {
+            before.connection.abort();
+        }
+        if let Some(events) = lost {
+            // The workers of the earlier connection are gone.
+            let failure = loss(node, &host, "it connected again");
+            tokio::spawn(async move { events.send(FromCluster::Lost(NodeLoss { node, failure })).await });
+        }
+        self.changed();
+        number
+    }
+
+    /// Removes the connection `number` of a node.
+    async fn leave(&self, node: u32, number: u64, reason: &str) {
+        let events = {
+            let mut state = self.lock();
+            let Some(link) = state.links.get(&node).filter(|link| link.number == number) else { return };
+            let host = link.facts.host.clone();
+            state.links.remove(&node);
+            if !state.has_ended {
+                tracing::warn!("node {node} ({host}) was lost: {reason}");
+            }
+            let gang = state.gang.as_ref().filter(|gang| gang.nodes.contains(&node));
+            gang.map(|gang| (gang.events.clone(), loss(node, &host, reason)))
+        };
+        self.changed();
+        if let Some((events, failure)) = events {
+            let _ = events.send(FromCluster::Lost(NodeLoss { node, failure })).await;
+        }
+    }
+
+    /// Passes on what a node reports.
+    async fn report(&self, node: u32, message: FromNode) {
+        let events = {
+            let mut state = self.lock();
+            if let FromNode::Interrupted(code) = &message {
+                let code = ExitCode::from_code((*code).into()).unwrap_or(ExitCode::Interrupted);
+                state.interrupted.get_or_insert(code);
+            }
+            let belongs = |gang: &&AttachedGang| match &message {
+                FromNode::Worker { gang: number, .. } | FromNode::NotStarted { gang: number, .. } => {
+                    gang.number == *number
+                }
+                FromNode::Alive(_) | FromNode::Interrupted(_) => gang.nodes.contains(&node),
+                FromNode::Proof(_) => false,
+            };
+            state.gang.as_ref().filter(belongs).map(|gang| gang.events.clone())
+        };
+        if matches!(message, FromNode::Interrupted(_)) {
+            self.changed();
+        }
+        if let Some(events) = events {
+            let _ = events.send(FromCluster::Event((node, message))).await;
+        }
+    }
+}
+
+/// Why a node may not take part.
+struct Refusal {
+    exit_code: ExitCode,
+    reason: String,
+    is_temporary: bool,
+    /// Whether the whole command cannot succeed either.
+    of_run: bool,
+}
+
+impl Refusal {
+    fn of(error: LaunchError) -> Self {
+        let (exit_code, reason) = (error.exit_code(), error.to_string());
+        Self { exit_code, reason, is_temporary: false, of_run: true }
+    }
+}
+
+async fn listen(listener: TcpListener, shared: &Arc<Shared>) {
+    let mut greetings: VecDeque<AbortHandle> = VecDeque::new();
+    let rejections = Arc::new(Rejections::default());
+    loop {
+        let Ok((stream, peer)) = listener.accept().await else {
+            // Too many open files, for example.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        greetings.retain(|greeting| !greeting.is_finished());
+        if greetings.len() >= GREETINGS_MAX
+            && let Some(oldest) = greetings.pop_front()
+        {
+            oldest.abort();
+            rejections.add(peer, "it was the oldest of too many connections that had not proved to know the token");
+        }
+        let (shared, rejections) = (Arc::clone(shared), Arc::clone(&rejections));
+        let greeting = tokio::spawn(async move {
+            match tokio::time::timeout(GREETING_LIMIT, greet(stream, &shared)).await {
+                Ok(Ok((sender, receiver, hello))) => {
+                    // A task of its own: from here on, the connection is no greeting any more.
+                    let (started, has_started) = oneshot::channel();
+                    let connection = tokio::spawn(async move {
+                        if let Ok(own) = has_started.await {
+                            serve_node(sender, receiver, hello, &shared, own).await;
+                        }
+                    });
+                    let _ = started.send(connection.abort_handle());
+                }
+                Ok(Err(error)) => rejections.add(peer, &error.to_string()),
+                Err(_) => rejections.add(peer, "it did not prove in time that it knows the token"),
+            }
+        });
+        greetings.push_back(greeting.abort_handle());
+    }
+}
+
+/// Connections that were rejected since the last report.
+#[derive(Debug, Default)]
+struct Rejections(Mutex<(u64, Option<Instant>)>);
+
+impl Rejections {
+    fn add(&self, peer: SocketAddr, reason: &str) {
+        let mut rejections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rejections.0 += 1;
+        if rejections.1.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+            let count = std::mem::take(&mut rejections.0);
+            rejections.1 = Some(Instant::now());
+            let peer = peer.ip();
+            tracing::warn!("rejected {count} connection(s) to the coordinator, the last from {peer}: {reason}");
+        }
+    }
+}
+
+async fn greet(stream: TcpStream, shared: &Shared) -> io::Result<(Sender, Receiver, NodeHello)> {
+    let (sender, mut receiver) = accept(stream, &shared.settings.token, &shared.seen).await?;
+    let hello = receiver.receive().await?;
+    let hello = hello.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"))?;
+    Ok((sender, receiver, hello))
+}
+
+async fn serve_node(
+    mut sender: Sender,
+    mut receiver: Receiver,
+    hello: NodeHello,
+    shared: &Arc<Shared>,
+    connection: AbortHandle,
+) {
+    let facts = match admit(&mut sender, &mut receiver, hello, shared).await {
+        Ok(Ok(facts)) => facts,
+        Ok(Err(Refusal { exit_code, reason, is_temporary, of_run })) => {
+            tracing::warn!("refused a node: {reason}");
+            let refused = ToNode::Refused { reason: reason.clone(), exit_code: exit_code.code(), is_temporary };
+            let _ = sender.send(&refused).await;
+            if of_run {
+                shared.lock().refusal = Some((exit_code, reason));
+                shared.changed();
+            }
+            return;
+        }
+        Err(error) => return tracing::warn!("a node was lost before it took part: {error}"),
+    };
+    let (outbox, mut messages) = mpsc::unbounded_channel();
+    let (node, host) = (facts.node, facts.host.clone());
+    let number = shared.join(facts, outbox, connection);
+    tracing::info!("node {node} ({host}) has joined");
+    receiver.accept_long_messages();
+    let transmit = async {
+        loop {
+            let message = match tokio::time::timeout(ALIVE_EVERY, messages.recv()).await {
+                Ok(Some(message)) => message,
+                Ok(None) => return "its connection was replaced".to_owned(),
+                Err(_) => ToNode::Alive,
+            };
+            let is_last = matches!(message, ToNode::End { .. });
+            if let Err(error) = sender.send(&message).await {
+                return error.to_string();
+            }
+            if is_last {
+                let _ = sender.close().await;
+                // The node closes the connection when it has read everything.
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let limit = shared.settings.silence_limit;
+    let receive = async {
+        loop {
+            match tokio::time::timeout(limit, receiver.receive::<FromNode>()).await {
+                Ok(Ok(Some(message))) => shared.report(node, message).await,
+                Ok(Ok(None)) => return "it closed the connection".to_owned(),
+                Ok(Err(error)) => return error.to_string(),
+                Err(_) => {
+                    return format!("it has said nothing for {:.1} s (supervise.node_timeout_s)", limit.as_secs_f64());
+                }
+            }
+        }
+    };
+    let reason = tokio::select! { reason = transmit => reason, reason = receive => reason };
+    shared.leave(node, number, &reason).await;
+}
+
+/// Checks whether a node may take part, and whether it sees the common folder.
+async fn admit(
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+    hello: NodeHello,
+    shared: &Arc<Shared>,
+) -> io::Result<Result<NodeFacts, Refusal>> {
+    let facts = match shared.judge(hello) {
+        Ok(facts) => facts,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    if let Some(folder) = shared.settings.common_folder.clone() {
+        let written = tokio::task::spawn_blocking(move || Proof::write(&folder)).await.map_err(io::Error::other)?;
+        let proof = match written {
+            Ok(proof) => proof,
+            Err(error) => return Ok(Err(Refusal::of(error))),
+        };
+        sender.send(&ToNode::Prove { path: proof.path.to_string_lossy().into_owned() }).await?;
+        let answer = tokio::time::timeout(PROOF_LIMIT, receiver.receive::<FromNode>()).await;
+        let answer = answer.map_err(|_| io::Error::other("it did not answer in time"))??;
+        if !matches!(&answer, Some(FromNode::Proof(Some(text))) if *text == proof.text) {
+            let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
+            return Ok(Err(Refusal::of(reported!(
+                Config,
+                "node {node} ({host}) does not see the files of node 0 in {}: all nodes need the same checkpoint.dir",
+                folder.display()
+            ))));
+        }
+    }
+    // In the meantime, another process may have joined as the same node.
+    let is_taken = shared.lock().links.get(&facts.node).is_some_and(|link| link.facts.process != facts.process);
+    if is_taken {
+        let reason = format!("node {} is running", facts.node);
+        return Ok(Err(Refusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false }));
+    }
+    sender.send(&ToNode::Welcome).await?;
+    Ok(Ok(facts))
+}
+
+/// A file with a random text, which another node must read.
+struct Proof {
+    path: PathBuf,
+    text: String,
+}
+
+impl Proof {
+    fn write(folder: &Path) -> Result<Self, LaunchError> {
+        let mut bytes = [0; 16];
+        random(&mut bytes)?;
+        let text = format!("{:032x}", u128::from_be_bytes(bytes));
+        let path = folder.join(format!(".node-{}", &text[..16]));
+        std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, &text)).map_err(LaunchError::at(&path))?;
+        Ok(Self { path, text })
+    }
+}
+
+impl Drop for Proof {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,417 @@
+//! The launcher of a node other than node 0. It joins node 0, starts the workers that node 0 asks for, and passes their
+//! messages and output on. If the connection is lost, it kills its workers and connects again.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
+use locdiff_core::protocol::WorkerSlot;
+use serde_json::{Value, json};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+use super::control::{Notice, accept_worker};
+use super::program::worker_path;
+use super::runtime_folder::ControlSocket;
+use super::signals::Signals;
+use super::workers::{Seat, SpawnSettings, WorkerHandle, kill_running, spawn};
+use super::{NOTICES_MAX, oom_kills, orphans};
+use crate::cluster::{
+    ALIVE_EVERY, FromNode, NodeFacts, Receiver, Sender, ToNode, Token, WorkerEvent, WorkerSignal, interface_of,
+    open_channel,
+};
+use crate::coordinator::GangEvent;
+use crate::error::{LaunchError, exit_code_of, refuse, reported};
+
+/// How long an attempt to connect may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long to wait between two attempts.
+const CONNECT_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long to look for a file in the common folder. File systems on a network may show new files late.
+const PROOF_PATIENCE: Duration = Duration::from_secs(45);
+
+/// How long workers may take to end after SIGKILL.
+const KILL_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a node needs to know to take part.
+#[derive(Debug)]
+pub struct NodeSettings {
+    /// HOST:PORT of node 0.
+    pub rendezvous: String,
+    /// The token of the run.
+    pub token: Token,
+    /// What the node says about itself.
+    pub(crate) facts: NodeFacts,
+    /// If node 0 says nothing for this time, the connection is lost.
+    pub silence_limit: Duration,
+    /// How long to wait for node 0.
+    pub gather_limit: Duration,
+    /// Time from a request to stop until this launcher gives up waiting for node 0.
+    pub preempt_limit: Duration,
+}
+
+/// How a connection to node 0 ended.
+enum SessionEnd {
+    /// The command has ended.
+    Ended { exit_code: ExitCode, error: String },
+    /// Node 0 does not want this node.
+    Refused { exit_code: ExitCode, reason: String },
+    /// The connection was lost, or node 0 does not want this node now.
+    Lost(String),
+    /// The user asked to stop, and did not want to wait.
+    Stopped,
+}
+
+/// Takes part in the command of node 0 until it ends.
+pub fn run_node(settings: &NodeSettings) -> anyhow::Result<Value> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime: Runtime = runtime.context("cannot start the async runtime")?;
+    runtime.block_on(async {
+        let mut signals = Signals::watch().context("cannot install signal handlers")?;
+        let mut node = Node { settings, is_interrupted: false, last_contact: Instant::now(), has_joined: false };
+        let mut last_reason = String::new();
+        loop {
+            let reason = match node.session(&mut signals).await? {
+                SessionEnd::Ended { exit_code: ExitCode::Success, .. } => {
+                    return Ok(json!({ "ok": true, "node": settings.facts.node }));
+                }
+                SessionEnd::Ended { exit_code, error } | SessionEnd::Refused { exit_code, reason: error } => {
+                    return Err(LaunchError::new(exit_code, error).into());
+                }
+                SessionEnd::Stopped => return Err(signals.error().into()),
+                SessionEnd::Lost(_) if node.is_interrupted => return Err(signals.error().into()),
+                SessionEnd::Lost(reason) => reason,
+            };
+            if reason != last_reason {
+                tracing::warn!("{reason}; trying again");
+                last_reason.clone_from(&reason);
+            }
+            if node.last_contact.elapsed() >= settings.gather_limit {
+                let limit = settings.gather_limit.as_secs_f64();
+                refuse!(Timeout, "{reason}; gave up after {limit:.1} s (supervise.rendezvous_timeout_s)");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(CONNECT_AGAIN) => {}
+                () = signals.recv() => return Err(signals.error().into()),
+            }
+        }
+    })
+}
+
+struct Node<'a> {
+    settings: &'a NodeSettings,
+    /// Whether node 0 was told that the user asked to stop.
+    is_interrupted: bool,
+    /// When node 0 was heard last.
+    last_contact: Instant,
+    has_joined: bool,
+}
+
+impl Node<'_> {
+    /// Connects to node 0, and serves it until the connection ends.
+    async fn session(&mut self, signals: &mut Signals) -> anyhow::Result<SessionEnd> {
+        let address = &self.settings.rendezvous;
+        let connected = tokio::select! {
+            connected = tokio::time::timeout(CONNECT_LIMIT, self.connect()) => connected,
+            () = signals.recv() => return Ok(SessionEnd::Stopped),
+        };
+        let (mut sender, mut receiver) = match connected {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(error)) => return Ok(SessionEnd::Lost(format!("cannot connect to node 0 at {address}: {error}"))),
+            Err(_) => return Ok(SessionEnd::Lost(format!("node 0 at {address} does not answer"))),
+        };
+        receiver.accept_long_messages();
+        let (outbox, mut outgoing) = mpsc::unbounded_channel::<FromNode>();
+        let (incoming, mut inbox) = mpsc::channel(64);
+        let silence_limit = self.settings.silence_limit;
+        // These tasks end with the session, when their channels close.
+        let reading = tokio::spawn(async move {
+            loop {
+                let message = match tokio::time::timeout(silence_limit, receiver.receive::<ToNode>()).await {
+                    Ok(Ok(Some(message))) => Ok(message),
+                    Ok(Ok(None)) => Err("node 0 closed the connection".to_owned()),
+                    Ok(Err(error)) => Err(format!("the connection to node 0 failed: {error}")),
+                    Err(_) => Err(format!("node 0 has said nothing for {:.1} s", silence_limit.as_secs_f64())),
+                };
+                let is_last = message.is_err();
+                if incoming.send(message).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        let writing = tokio::spawn(async move {
+            while let Some(message) = outgoing.recv().await {
+                if sender.send(&message).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut workers = LocalWorkers { gang: None, outbox: outbox.clone() };
+        let mut ticks = tokio::time::interval(ALIVE_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut give_up_at: Option<Instant> = None;
+        let ended = loop {
+            tokio::select! {
+                message = inbox.recv() => match message {
+                    Some(Ok(message)) => {
+                        self.last_contact = Instant::now();
+                        if let Some(end) = self.handle(message, &mut workers).await? {
+                            break end;
+                        }
+                    }
+                    Some(Err(reason)) => break SessionEnd::Lost(reason),
+                    None => break SessionEnd::Lost("the connection to node 0 is closed".to_owned()),
+                },
+                happened = workers.next() => workers.handle(happened)?,
+                () = signals.recv() => {
+                    if !self.has_joined || self.is_interrupted {
+                        break SessionEnd::Stopped;
+                    }
+                    self.is_interrupted = true;
+                    give_up_at = Some(Instant::now() + self.settings.preempt_limit + CONNECT_LIMIT);
+                    let code = exit_code_of(&signals.error().into());
+                    let _ = outbox.send(FromNode::Interrupted(code.code()));
+                    tracing::info!("asked node 0 to stop the command; interrupt again to end at once");
+                }
+                _ = ticks.tick() => {
+                    if give_up_at.is_some_and(|at| Instant::now() >= at) {
+                        break SessionEnd::Stopped;
+                    }
+                    workers.tick();
+                }
+            }
+        };
+        drop(outbox);
+        reading.abort();
+        workers.kill().await?;
+        drop(workers);
+        // The writer ends when everything is sent.
+        let _ = tokio::time::timeout(Duration::from_millis(200), writing).await;
+        Ok(ended)
+    }
+
+    async fn connect(&self) -> io::Result<(Sender, Receiver)> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host(&self.settings.rendezvous).await?.collect();
+        for address in addresses {
+            match TcpStream::connect(address).await {
+                Ok(stream) => {
+                    let mut facts = self.settings.facts.clone();
+                    if facts.interface.is_empty() {
+                        facts.interface = interface_of(stream.local_addr()?.ip()).unwrap_or_default();
+                    }
+                    return open_channel(stream, &self.settings.token, &facts).await;
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Handles a message of node 0. Returns how the session ends, if it does.
+    async fn handle(&mut self, message: ToNode, workers: &mut LocalWorkers) -> anyhow::Result<Option<SessionEnd>> {
+        match message {
+            ToNode::Alive => {}
+            ToNode::Refused { reason, exit_code, is_temporary } => {
+                let exit_code = ExitCode::from_code(exit_code.into()).unwrap_or(ExitCode::Internal);
+                return Ok(Some(if is_temporary {
+                    // The time to give up does not move while another process holds this place.
+                    self.last_contact -= CONNECT_AGAIN.min(self.last_contact.elapsed());
+                    SessionEnd::Lost(reason)
+                } else {
+                    SessionEnd::Refused { exit_code, reason }
+                }));
+            }
+            ToNode::Prove { path } => {
+                let text = tokio::task::spawn_blocking(move || read_proof(&path)).await?;
+                let _ = workers.outbox.send(FromNode::Proof(text));
+            }
+            ToNode::Welcome => {
+                self.has_joined = true;
+                tracing::info!("node {} has joined node 0 at {}", self.settings.facts.node, self.settings.rendezvous);
+            }
+            ToNode::Begin { gang, slots, share_gpu } => {
+                if let Err(error) = workers.begin(gang, &slots, share_gpu, &self.settings.facts.interface) {
+                    let known = error.downcast_ref::<LaunchError>();
+                    let kind = known.map_or(locdiff_core::exit_code::FailureKind::Final, |known| known.failure_kind());
+                    let node = self.settings.facts.node;
+                    let _ = workers.outbox.send(FromNode::NotStarted {
+                        gang,
+                        error: format!("node {node} cannot start its workers: {error:#}"),
+                        exit_code: exit_code_of(&error).code(),
+                        kind,
+                    });
+                }
+            }
+            ToNode::Deliver { gang, rank, message } => {
+                if let Some(worker) = workers.of(gang, rank) {
+                    worker.send(message);
+                }
+            }
+            ToNode::Signal { gang, rank, signal } => {
+                if let Some(worker) = workers.of(gang, rank).filter(|worker| worker.running) {
+                    worker.signal(signal);
+                }
+            }
+            ToNode::End { exit_code, error } => {
+                let exit_code = ExitCode::from_code(exit_code.into()).unwrap_or(ExitCode::Internal);
+                return Ok(Some(SessionEnd::Ended { exit_code, error }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Reads a file that node 0 has just written.
+fn read_proof(path: &str) -> Option<String> {
+    let begun = Instant::now();
+    loop {
+        match std::fs::read_to_string(path) {
+            Ok(text) if !text.is_empty() => return Some(text),
+            _ if begun.elapsed() >= PROOF_PATIENCE => return None,
+            _ => {
+                // Some file systems look for new files only when the folder is read.
+                let _ = std::path::Path::new(path).parent().map(std::fs::read_dir);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// The workers that this node runs for node 0.
+struct LocalWorkers {
+    gang: Option<LocalGang>,
+    outbox: mpsc::UnboundedSender<FromNode>,
+}
+
+struct LocalGang {
+    number: u64,
+    control: ControlSocket,
+    members: BTreeMap<u32, WorkerHandle>,
+    events: mpsc::Sender<Notice>,
+    notices: mpsc::Receiver<Notice>,
+    oom_kills_before: Option<u64>,
+}
+
+/// Something that happened to the workers of this node.
+enum Local {
+    Notice(Notice),
+    Connection(UnixStream),
+}
+
+impl LocalWorkers {
+    fn begin(&mut self, number: u64, slots: &[WorkerSlot], share_gpu: bool, interface: &str) -> anyhow::Result<()> {
+        if self.is_running() {
+            return Err(reported!(WorkerFailed, "the workers of the last attempt are still running").into());
+        }
+        let (program, control) = (worker_path()?, ControlSocket::bind()?);
+        let (events, notices) = mpsc::channel(NOTICES_MAX);
+        let (members, oom_kills_before) = (BTreeMap::new(), oom_kills());
+        let gang = self.gang.insert(LocalGang { number, control, members, events, notices, oom_kills_before });
+        let settings = SpawnSettings { worker: &program, interface, share_gpu };
+        for slot in slots {
+            match spawn(&settings, slot, &gang.control, &gang.events) {
+                Ok(worker) => {
+                    let (rank, event) = (slot.rank, WorkerEvent::Started(worker.pid));
+                    let _ = self.outbox.send(FromNode::Worker { gang: number, rank, event });
+                    gang.members.insert(rank, worker);
+                }
+                Err(error) => {
+                    kill_running(gang.members.values());
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The worker of this rank, if the gang is the current one.
+    fn of(&self, number: u64, rank: u32) -> Option<&WorkerHandle> {
+        self.gang.as_ref().filter(|gang| gang.number == number)?.members.get(&rank)
+    }
+
+    fn is_running(&self) -> bool {
+        self.gang.as_ref().is_some_and(|gang| gang.members.values().any(|member| member.running))
+    }
+
+    /// Waits for the next event. Waits forever without a gang.
+    async fn next(&mut self) -> io::Result<Local> {
+        let Some(gang) = &mut self.gang else { return std::future::pending().await };
+        tokio::select! {
+            Some(notice) = gang.notices.recv() => Ok(Local::Notice(notice)),
+            accepted = gang.control.listener.accept() => Ok(Local::Connection(accepted?.0)),
+        }
+    }
+
+    /// Passes on what happened to a worker.
+    fn handle(&mut self, happened: io::Result<Local>) -> anyhow::Result<()> {
+        let Some(gang) = &mut self.gang else { return Ok(()) };
+        let notice = match happened.context("cannot accept a connection on the control socket")? {
+            Local::Notice(notice) => notice,
+            Local::Connection(stream) => {
+                let ranks = gang.members.iter().map(|(rank, member)| (member.pid, *rank as usize));
+                accept_worker(stream, &ranks.collect::<Vec<_>>(), &gang.events);
+                return Ok(());
+            }
+        };
+        let (rank, event) = match notice {
+            Notice::Line { rank, line } => (rank as u32, WorkerEvent::Line(line)),
+            Notice::OutputEnded { rank } => (rank as u32, WorkerEvent::OutputEnded),
+            Notice::Connected { rank, replies } => {
+                if let Some(member) = gang.members.get_mut(&(rank as u32)) {
+                    member.seat = Seat::Here { replies: Some(replies) };
+                }
+                return Ok(());
+            }
+            Notice::Happened(GangEvent::Message { rank, message }) => (rank, WorkerEvent::Message(Box::new(message))),
+            Notice::Happened(GangEvent::Garbled { rank, reason }) => (rank, WorkerEvent::Garbled(reason)),
+            Notice::Happened(GangEvent::Closed(rank)) => (rank, WorkerEvent::Closed),
+            Notice::Happened(GangEvent::Exited { rank, exit }) => {
+                if let Some(member) = gang.members.get_mut(&rank) {
+                    member.running = false;
+                    member.signal(WorkerSignal::Kill);
+                }
+                let is_out_of_memory = oom_kills() > gang.oom_kills_before;
+                (rank, WorkerEvent::Exited { exit, is_out_of_memory })
+            }
+            Notice::Happened(_) => return Ok(()),
+        };
+        let _ = self.outbox.send(FromNode::Worker { gang: gang.number, rank, event });
+        Ok(())
+    }
+
+    /// Says that this node is alive, and collects orphans.
+    fn tick(&self) {
+        let mut steps = Vec::new();
+        if let Some(gang) = &self.gang {
+            let running = gang.members.iter().filter(|(_, member)| member.running);
+            steps
+                .extend(running.filter_map(|(rank, member)| Some((*rank, member.step(*rank, gang.control.folder())?))));
+            if orphans::adopts_orphans() {
+                orphans::collect(&gang.members.values().map(|member| member.pid).collect::<Vec<_>>());
+            }
+        }
+        let _ = self.outbox.send(FromNode::Alive(steps));
+    }
+
+    /// Kills all workers, and waits until they have ended.
+    async fn kill(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        if let Some(gang) = &self.gang {
+            kill_running(gang.members.values());
+        }
+        while self.is_running() && begun.elapsed() < KILL_PATIENCE {
+            if let Ok(happened) = tokio::time::timeout(Duration::from_millis(100), self.next()).await {
+                self.handle(happened)?;
+            }
+        }
+        Ok(())
+    }
+}

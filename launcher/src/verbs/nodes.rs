@@ -1,0 +1,115 @@
+//! Runs a verb on several nodes: node 0 runs the verb, and all other nodes start workers for it.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use locdiff_core::config::{Resolved, RunConfig};
+use locdiff_core::exit_code::ExitCode;
+use serde_json::Value;
+
+use crate::cli::{BenchVerb, Cli, Global, ShardsVerb, Verb};
+use crate::cluster::{Cluster, HubSettings, NodeFacts, Token, interface_of, random};
+use crate::error::{LaunchError, exit_code_of, refuse, reported};
+use crate::gpus;
+use crate::output::Output;
+use crate::rendezvous::{NodeWorkers, cores};
+use crate::run_folder::host;
+use crate::supervisor::{NodeSettings, Supervisor, hold_signals, run_node};
+
+/// Runs the verb of a command line with several nodes. `None` if there is only one node.
+pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Option<Value>> {
+    let Some(name) = name_on_nodes(verb) else { return Ok(None) };
+    let global = &cli.global;
+    let parallel = super::resolve_for(global, &["parallel"])?.config.parallel;
+    if parallel.nodes == 1 {
+        return Ok(None);
+    }
+    hold_signals()?;
+    let resolved = super::resolve_with_run(global)?;
+    let config = &resolved.config;
+    let own = facts(name, config)?;
+    let token = Token::of_run(&config.network.token_file)?;
+    let rendezvous = config.network.rendezvous.clone();
+    if rendezvous.is_empty() {
+        refuse!(Usage, "--nnodes {}: give the address of node 0 with --rendezvous HOST:PORT", parallel.nodes);
+    }
+    let seconds = Duration::from_secs_f64;
+    let (silence_limit, gather_limit) =
+        (seconds(config.supervise.node_timeout_s), seconds(config.supervise.rendezvous_timeout_s));
+    if parallel.node_rank > 0 {
+        let preempt_limit = seconds(config.supervise.preempt_timeout_s);
+        let settings = NodeSettings { rendezvous, token, facts: own, silence_limit, gather_limit, preempt_limit };
+        return run_node(&settings).map(Some);
+    }
+    let address = own_address(&rendezvous)?;
+    let interface = match config.network.interface.as_str() {
+        "" => interface_of(address.ip()).unwrap_or_default(),
+        named => named.to_owned(),
+    };
+    let common_folder =
+        matches!(verb, Verb::Train { .. } | Verb::Eval(_)).then(|| PathBuf::from(&config.checkpoint.dir));
+    let own = NodeFacts { interface, ..own };
+    let nodes = parallel.nodes;
+    let settings = HubSettings { address, token, own, nodes, silence_limit, gather_limit, common_folder };
+    let cluster = Cluster::open(settings)?;
+    let global = Global { cluster: Some(Arc::clone(&cluster)), ..global.clone() };
+    let result = super::run_verb(verb, &global, output);
+    match &result {
+        Ok(_) => cluster.end(ExitCode::Success, ""),
+        Err(error) => cluster.end(exit_code_of(error), &format!("{error:#}")),
+    }
+    result.map(Some)
+}
+
+/// The name of a verb that several nodes can run together.
+fn name_on_nodes(verb: &Verb) -> Option<&'static str> {
+    match verb {
+        Verb::Train { .. } => Some("train"),
+        Verb::Eval(_) => Some("eval"),
+        Verb::Predict(_) => Some("predict"),
+        Verb::SelfCheck => Some("self-check"),
+        Verb::Bench(BenchVerb::Collectives { .. }) => Some("bench collectives"),
+        Verb::Shards(ShardsVerb::Simulate { .. }) => Some("shards simulate"),
+        _ => None,
+    }
+}
+
+/// What this node says about itself.
+fn facts(verb: &str, config: &RunConfig) -> Result<NodeFacts, LaunchError> {
+    let own = NodeWorkers::plan(config, &gpus::inventory())?;
+    let mut bytes = [0; 8];
+    random(&mut bytes)?;
+    Ok(NodeFacts {
+        node: config.parallel.node_rank,
+        host: host(),
+        pid: std::process::id(),
+        process: u64::from_be_bytes(bytes),
+        verb: verb.to_owned(),
+        config: Box::new(config.clone()),
+        slots: own.slots,
+        share_gpu: own.share_gpu,
+        cores: cores(),
+        interface: config.network.interface.clone(),
+    })
+}
+
+/// The address of node 0, which must be this machine.
+fn own_address(rendezvous: &str) -> Result<SocketAddr, LaunchError> {
+    let addresses = rendezvous.to_socket_addrs().map_err(LaunchError::at(rendezvous));
+    let addresses: Vec<SocketAddr> = addresses.map_err(|error| error.about("--rendezvous"))?.collect();
+    let own = addresses.iter().find(|address| interface_of(address.ip()).is_some());
+    own.copied().ok_or_else(|| {
+        reported!(Device, "--rendezvous: no network interface of node 0 has the address of {rendezvous}")
+    })
+}
+
+/// The workers of all nodes for a resolved configuration.
+pub(super) fn workers(global: &Global, resolved: &Resolved) -> anyhow::Result<NodeWorkers> {
+    let own = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    match &global.cluster {
+        Some(cluster) => Supervisor::new()?.gather(&NodeWorkers { cluster: Some(Arc::clone(cluster)), ..own }),
+        None => Ok(own),
+    }
+}
