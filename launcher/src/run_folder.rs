@@ -3,7 +3,7 @@
 //! ```text
 //! RUN/config.toml         resolved configuration
 //! RUN/lock                locked by the launcher that trains the run; contains the launcher's process id
-//! RUN/attempt             number of the newest attempt
+//! RUN/attempts/N          the attempt N has begun; lists the checkpoints that were there
 //! RUN/step-NNNNNNNN/      a committed checkpoint (checkpoints/README.md)
 //! RUN/latest              name of the newest checkpoint, for people and scripts
 //! RUN/logs/ATTEMPT/  RUN/events.out.tfevents.*  RUN/events.jsonl  RUN/failure.json  RUN/status.json
@@ -13,9 +13,12 @@
 //! which has its own lock. `eval` takes the lock of the run only while it adds scores to the TensorBoard files. A
 //! [`CheckpointUse`] protects the checkpoint that `eval` reads.
 //!
+//! Locks may get lost. Then the newest attempt is in charge, and what earlier ones commit does not count.
+//!
 //! The launcher gives a checkpoint the name `step-NNNNNNNN` after all files in its manifest are on disk. So a
 //! checkpoint with this name is whole, unless it was damaged later. No two attempts of a run have the same number.
 
+mod attempts;
 mod commit;
 mod compare;
 mod find;

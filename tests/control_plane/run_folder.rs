@@ -152,8 +152,8 @@ fn attempt_numbers_only_grow() {
     assert_eq!(folder.begin_attempt().ok(), Some(2));
     std::fs::remove_dir_all(home.run().join("logs")).expect("the folder exists");
     assert_eq!(folder.begin_attempt().ok(), Some(3), "the attempt number is wrong after the logs were removed");
-    std::fs::remove_file(home.run().join("attempt")).expect("the file exists");
-    assert_eq!(folder.begin_attempt().ok(), Some(4), "the attempt number is wrong after `attempt` was removed");
+    std::fs::remove_dir_all(home.run().join("attempts")).expect("the folder exists");
+    assert_eq!(folder.begin_attempt().ok(), Some(4), "the attempt number is wrong after the records were removed");
 }
 
 #[test]

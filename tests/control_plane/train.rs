@@ -7,6 +7,7 @@ mod corruption;
 mod equality;
 mod hangs;
 mod head;
+mod nodes;
 mod preempt;
 mod refusals;
 mod restarts;

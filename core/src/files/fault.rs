@@ -18,6 +18,11 @@ pub enum Fault {
     /// The disk is full. From this operation on, folders cannot be created, and files cannot be created, written or
     /// synced. Renaming and removing still work, and folders can still be synced.
     DiskFull,
+    /// The process is stopped just before an operation, and wakes up later. [`Files::pausing`] says what happens in the
+    /// meantime.
+    ///
+    /// [`Files::pausing`]: super::Files::pausing
+    Pause,
 }
 
 /// Whether an operation needs disk space.
@@ -68,12 +73,23 @@ impl NameChange {
     }
 }
 
+/// What others do while the process is stopped.
+pub(super) struct Meanwhile(pub(super) Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Meanwhile")
+    }
+}
+
 #[derive(Debug)]
 struct FaultState {
     fault: Fault,
     /// Number of operations that still succeed before the fault.
     left: u64,
     triggered: bool,
+    /// What happens during [`Fault::Pause`].
+    meanwhile: Option<Meanwhile>,
     unsynced: BTreeSet<PathBuf>,
     /// Changes that a power loss would undo, oldest first.
     unsynced_names: Vec<NameChange>,
@@ -89,11 +105,12 @@ fn moved(path: &Path, from: &Path, to: &Path) -> PathBuf {
 }
 
 impl Faults {
-    pub(super) fn new(fault: Fault, operation: u64) -> Self {
+    pub(super) fn new(fault: Fault, operation: u64, meanwhile: Option<Meanwhile>) -> Self {
         Self(Arc::new(Mutex::new(FaultState {
             fault,
             left: operation,
             triggered: false,
+            meanwhile,
             unsynced: BTreeSet::new(),
             unsynced_names: Vec::new(),
         })))
@@ -164,8 +181,14 @@ impl Faults {
                 state.unsynced_names.iter().rev().for_each(NameChange::undo);
             }
         }
+        if let Some(Meanwhile(others)) = state.meanwhile.take_if(|_| triggers) {
+            drop(state);
+            others();
+            return Ok(());
+        }
         match state.fault {
             _ if !state.triggered => Ok(()),
+            Fault::Pause => Ok(()),
             Fault::DiskFull if kind == FileOperation::Other => Ok(()),
             Fault::DiskFull => Err(io::Error::from_raw_os_error(nix::errno::Errno::ENOSPC as i32)),
             Fault::Crash | Fault::PowerLoss => Err(io::Error::other("process killed (injected fault)")),

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 pub use fault::Fault;
-use fault::{Faults, FileOperation};
+use fault::{Faults, FileOperation, Meanwhile};
 pub use hashed::{HashedReader, TakeError};
 
 /// Size of write and read buffers.
@@ -125,7 +125,13 @@ impl Files {
 
     /// The file system with `fault` injected at operation number `operation`, counted from 0.
     pub fn failing(fault: Fault, operation: u64) -> Self {
-        Self { faults: Some(Faults::new(fault, operation)) }
+        Self { faults: Some(Faults::new(fault, operation, None)) }
+    }
+
+    /// The file system for a process that is stopped just before operation number `operation`, counted from 0. It wakes
+    /// up when `meanwhile` has returned.
+    pub fn pausing(operation: u64, meanwhile: impl FnOnce() + Send + 'static) -> Self {
+        Self { faults: Some(Faults::new(Fault::Pause, operation, Some(Meanwhile(Box::new(meanwhile))))) }
     }
 
     /// Whether the injected fault has occurred.
@@ -204,6 +210,21 @@ impl Files {
             faults.synced_folder(path);
         }
         Ok(())
+    }
+
+    /// Creates an empty file, and makes its name durable. Returns whether this call created it: of several launchers that
+    /// claim the same name, on one machine or on several, exactly one succeeds.
+    pub fn claim(&self, path: &Path) -> Result<bool, FileError> {
+        self.allow(FileOperation::Write, path)?;
+        match File::create_new(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+            created => drop(created.map_err(FileError::at(path))?),
+        }
+        if let Some(faults) = &self.faults {
+            faults.created(path);
+        }
+        self.sync_folder(parent(path))?;
+        Ok(true)
     }
 
     /// Writes a small file atomically and durably, replacing an existing file. After an error or a crash, the file has

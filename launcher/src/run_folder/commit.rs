@@ -38,11 +38,15 @@ impl RunFolder {
     /// parts are removed.
     pub fn commit(&self, attempt: u32, step: u64, parts: &[PartsWritten]) -> Result<Commit, LaunchError> {
         self.refuse_stale(attempt, step, parts)?;
+        self.refuse_if_superseded()?;
         let partial = self.path.join(partial_name(step, attempt));
         let folder = self.path.join(step_name(step));
         if folder.symlink_metadata().is_ok() {
-            self.remove_or_warn(&partial);
-            return Ok(Commit::AlreadyThere(folder));
+            if !scan::all_stale(&self.path)?.contains(&folder) {
+                self.remove_or_warn(&partial);
+                return Ok(Commit::AlreadyThere(folder));
+            }
+            self.set_aside_stale(&folder)?;
         }
         let manifest = match self.put_in_place(attempt, step, parts, &partial, &folder) {
             Ok(manifest) => manifest,
@@ -52,6 +56,7 @@ impl RunFolder {
             }
         };
         self.files.sync_folder(&self.path)?;
+        self.refuse_if_superseded()?;
         let written = self.write_latest(&step_name(step));
         let pruned = self.prune()?;
         if written.is_err() {
@@ -119,6 +124,7 @@ impl RunFolder {
         let mut pruned = Vec::new();
         for step in to_remove(&scores, self.keep) {
             let name = step_name(step);
+            self.refuse_if_superseded()?;
             let Some(_claim) = CheckpointUse::claim(&self.path.join(&name)) else { continue };
             let hidden = free_name(&self.path, &format!("{REMOVING}{name}"));
             self.files.rename(&self.path.join(&name), &hidden)?;

@@ -1,4 +1,4 @@
-//! The records of a run: attempt numbers, logs, events, and the last failure.
+//! The records of a run: logs, events, and the last failure.
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -13,31 +13,10 @@ use super::RunFolder;
 use super::names::unix_s;
 use crate::error::LaunchError;
 
-/// Name of the file that holds the number of the last attempt.
-const ATTEMPT: &str = "attempt";
 const EVENTS: &str = "events.jsonl";
 const FAILURE: &str = "failure.json";
 
 impl RunFolder {
-    /// Begins the next attempt: creates its log folder and returns its number. The number is higher than those of all
-    /// earlier attempts of the run, so that messages from workers of an older attempt are recognized.
-    pub fn begin_attempt(&mut self) -> Result<u32, LaunchError> {
-        let logs = self.path.join("logs");
-        self.files.create_folders(&logs)?;
-        let path = self.path.join(ATTEMPT);
-        let recorded = match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::at(path)(error)),
-            text => text.ok().and_then(|text| text.trim().parse::<u32>().ok()),
-        };
-        let names = self.files.entries(&logs)?.into_iter();
-        let logged = names.filter_map(|path| path.file_name()?.to_str()?.parse::<u32>().ok());
-        let attempt = logged.chain(recorded).max().map_or(0, |last| last.saturating_add(1));
-        self.files.write_atomically(&path, format!("{attempt}\n").as_bytes())?;
-        self.files.create_folders(&logs.join(attempt.to_string()))?;
-        self.attempt = Some(attempt);
-        Ok(attempt)
-    }
-
     /// Path of the log file of one worker in an attempt.
     pub fn log_path(&self, attempt: u32, rank: u32) -> PathBuf {
         self.path.join("logs").join(attempt.to_string()).join(format!("rank-{rank}.log"))

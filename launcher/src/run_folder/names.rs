@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, Utc};
-use locdiff_core::protocol::step_name;
+use locdiff_core::protocol::{partial_name, step_name};
 
 /// Name of the file with the run's resolved configuration.
 pub const CONFIG: &str = "config.toml";
@@ -14,6 +14,9 @@ pub const LATEST: &str = "latest";
 
 /// Suffix of the folder names of damaged checkpoints that were set aside.
 pub(super) const CORRUPT: &str = ".corrupt";
+
+/// Suffix of the folder names of checkpoints that an earlier attempt committed after the next one had begun.
+pub(super) const STALE: &str = ".stale";
 
 /// Prefix of the folder names of checkpoints that are being removed.
 pub(super) const REMOVING: &str = ".removing-";
@@ -42,6 +45,13 @@ fn utc(unix_s: u64) -> DateTime<Utc> {
 pub(super) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (step_name(step) == name).then_some(step)
+}
+
+/// The attempt in the name of a folder with parts ([`partial_name`]).
+pub(super) fn attempt_of(name: &str) -> Option<u32> {
+    let (step, rest) = name.strip_prefix('.')?.split_once('.')?;
+    let attempt = rest.strip_prefix("attempt-")?.strip_suffix(".partial")?.parse().ok()?;
+    (partial_name(step_of(step)?, attempt) == name).then_some(attempt)
 }
 
 /// The step in the name of a damaged checkpoint that was set aside, `step-NNNNNNNN.corrupt` or

@@ -5,7 +5,7 @@ use std::path::Path;
 use locdiff_core::files::WRITING;
 
 use super::RunFolder;
-use super::names::{CORRUPT, LATEST, REMOVING, free_name};
+use super::names::{CORRUPT, LATEST, REMOVING, attempt_of, free_name};
 use super::scan::{self, Condition, Depth, WholeCheckpoint};
 use crate::error::LaunchError;
 
@@ -27,6 +27,9 @@ impl RunFolder {
     /// run never silently starts over.
     pub fn resume_point(&self) -> Result<ResumePoint, LaunchError> {
         self.clean()?;
+        for folder in scan::all_stale(&self.path)? {
+            self.set_aside_stale(&folder)?;
+        }
         let mut set_aside = Vec::new();
         let mut checkpoint = None;
         for (_, folder) in scan::committed(&self.path)?.into_iter().rev() {
@@ -48,12 +51,14 @@ impl RunFolder {
     }
 
     /// Removes parts of checkpoints that were never committed, checkpoints whose removal was interrupted, and files
-    /// that were not completely written. The caller must make sure that no worker of the run is alive. No other
-    /// launcher can be writing these files, because this process holds the lock.
+    /// that were not completely written. The caller must make sure that no worker of the run is alive. Parts of a newer
+    /// attempt are left alone.
     pub fn clean(&self) -> Result<(), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let partial = name.starts_with('.') && name.ends_with(".partial");
+            let partial = name.starts_with('.')
+                && name.ends_with(".partial")
+                && !attempt_of(&name).is_some_and(|attempt| Some(attempt) > self.attempt && self.attempt.is_some());
             if (partial || name.starts_with(REMOVING)) && entry.is_dir() {
                 self.remove_or_warn(&entry);
             } else if name.starts_with('.') && name.ends_with(WRITING) {

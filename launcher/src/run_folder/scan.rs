@@ -12,6 +12,7 @@ use locdiff_core::files;
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde::{Deserialize, Serialize};
 
+use super::attempts::Records;
 use super::names::{is_plain, set_aside_step_of, step_of};
 use crate::error::{LaunchError, refuse, reported};
 
@@ -74,9 +75,26 @@ pub struct CheckpointRow {
     pub best: bool,
 }
 
-/// Steps and folders of committed checkpoints, oldest first.
+/// Steps and folders of the committed checkpoints that count, oldest first.
 pub(super) fn committed(run: &Path) -> Result<Vec<(u64, PathBuf)>, LaunchError> {
-    folders(run, step_of)
+    let mut found = folders(run, step_of)?;
+    let stale = stale(run, &found)?;
+    found.retain(|(_, folder)| !stale.contains(folder));
+    Ok(found)
+}
+
+/// The folders of the checkpoints that do not count, because an earlier attempt committed them after the next one had
+/// begun.
+pub(super) fn all_stale(run: &Path) -> Result<Vec<PathBuf>, LaunchError> {
+    stale(run, &folders(run, step_of)?)
+}
+
+/// The stale checkpoints among `found`. A checkpoint whose manifest cannot be read is damaged, not stale.
+fn stale(run: &Path, found: &[(u64, PathBuf)]) -> Result<Vec<PathBuf>, LaunchError> {
+    let records = Records::read(run)?;
+    let is_stale = |folder: &Path| read_manifest(folder).is_ok_and(|manifest| !records.count(&manifest));
+    let folders = found.iter().map(|(_, folder)| folder.clone());
+    Ok(if records.is_empty() { Vec::new() } else { folders.filter(|folder| is_stale(folder)).collect() })
 }
 
 /// Steps and folders of checkpoints that were set aside, oldest first.

@@ -238,6 +238,10 @@ impl HeldRun<'_> {
     /// resumes the run.
     fn give_up(&mut self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
         let code = exit_code_of(&error);
+        if self.run.is_superseded() {
+            // The files of the run belong to another launcher now.
+            return error;
+        }
         let is_final = FailedAttempt::new(&error).kind == FailureKind::Final;
         if self.is_created && is_final && is_refusal(code) && !self.status.has_trained() {
             // The first step was never done, and trying again would not help. Leave no empty run behind.
@@ -277,6 +281,10 @@ impl HeldRun<'_> {
     }
 
     fn attempt(&mut self) -> anyhow::Result<TrainSummary> {
+        self.supervisor.check_interrupted()?;
+        self.world = self.supervisor.gather(&self.world)?;
+        self.world.check_division(&self.resolved.config)?;
+        let attempt = self.run.begin_attempt()?;
         let point = self.run.resume_point()?;
         point.set_aside.iter().for_each(|line| tracing::warn!("{line}"));
         let init_from = match &point.checkpoint {
@@ -284,9 +292,6 @@ impl HeldRun<'_> {
             None => initial_checkpoint(&self.resolved.config)?,
         };
         self.supervisor.check_interrupted()?;
-        self.world = self.supervisor.gather(&self.world)?;
-        self.world.check_division(&self.resolved.config)?;
-        let attempt = self.run.begin_attempt()?;
         let step = point.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest.step);
         match &point.checkpoint {
             Some(checkpoint) => tracing::info!("resuming from {}", checkpoint.path.display()),

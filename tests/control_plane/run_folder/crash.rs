@@ -2,9 +2,13 @@
 //! Each test repeats the session for every file operation, and makes that operation fail. After each fault, the next
 //! launcher must recover.
 
+use std::path::Path;
+
+use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
 use locdiff_launch::error::LaunchError;
+use locdiff_launch::run_folder::{Depth, RunFolder, checkpoints, newest_whole};
 
 use super::{Home, assert_contents, save};
 
@@ -86,4 +90,92 @@ fn power_loss_at_any_operation_loses_at_most_one_checkpoint() {
 #[test]
 fn full_disk_at_any_operation_loses_at_most_one_checkpoint() {
     fail_everywhere(Fault::DiskFull);
+}
+
+/// What counts in a run: the step and the attempt of each checkpoint.
+fn counted(home: &Home) -> Vec<(u64, Option<u32>)> {
+    let rows = checkpoints(&home.run(), Depth::Checksums).expect("the checkpoints can be read");
+    rows.iter().filter(|row| row.state == "whole").map(|row| (row.step, row.attempt)).collect()
+}
+
+/// Resumes the run although another launcher holds the lock, as happens if a file server gives the lock of a machine that
+/// is cut off to another. Returns the folder and the step from which the run resumes.
+fn take_over(dir: &Path, config: &RunConfig) -> (RunFolder, u64) {
+    std::fs::remove_file(dir.join("run/lock")).expect("the run has a lock");
+    let mut folder = RunFolder::open(Files::real(), dir, "run", config).expect("the run can be opened").folder;
+    folder.begin_attempt().expect("an attempt can begin");
+    let point = folder.resume_point().expect("the checkpoints can be read");
+    (folder, point.checkpoint.expect("the run has a checkpoint").manifest.step)
+}
+
+/// A launcher is stopped before each of its file operations in turn. Another launcher resumes the run, and `trains` or
+/// only begins. Then the first one wakes up.
+fn wake_up_after_others(trains: bool) {
+    let (mut late, mut refused) = (0, 0);
+    for operation in 0_u64.. {
+        assert!(operation < 500, "a session has 500 or more file operations");
+        let home = Home::new();
+        let before = home.open();
+        for step in [20, 30] {
+            save(&Files::real(), &before, step, None).expect("the checkpoint can be committed");
+        }
+        drop(before);
+        let (sender, resumed) = std::sync::mpsc::channel();
+        let (dir, config) = (home.dir().to_owned(), home.config.clone());
+        let files = Files::pausing(operation, move || {
+            if !dir.join("run/attempts/1").exists() {
+                // The first launcher has not begun, so it would be the one that takes over.
+                return;
+            }
+            let (folder, from) = take_over(&dir, &config);
+            if trains {
+                save(&Files::real(), &folder, 50, None).expect("the checkpoint can be committed");
+            }
+            sender.send((folder, from)).expect("the test waits");
+        });
+        let ended = session(&home, &files);
+        let Ok((folder, from)) = resumed.try_recv() else {
+            ended.expect("a session without another launcher succeeds");
+            if !files.has_failed() {
+                break;
+            }
+            continue;
+        };
+        let case = format!("stopped before operation {operation}, resumed from step {from}");
+        let attempt = folder.attempt().expect("the attempt has begun");
+        if let Err(error) = &ended {
+            assert!([ExitCode::RunHeld, ExitCode::Io].contains(&error.exit_code()), "{case}: {error}");
+            refused += u32::from(error.exit_code() == ExitCode::RunHeld);
+        }
+        assert!(counted(&home).iter().any(|(step, _)| *step == from), "{case}: the resume point was removed");
+        if trains {
+            let kept: Vec<u64> = counted(&home).iter().map(|(step, _)| *step).collect();
+            assert_eq!(kept, [from, 50], "{case}");
+        }
+        // The step that the first launcher may have committed too late.
+        late += u32::from(home.names("step-").contains(&"step-00000040".to_owned()) && from == 30);
+        let next = if trains { 60 } else { 40 };
+        if next > from {
+            save(&Files::real(), &folder, next, None).expect("the checkpoint can be committed");
+            assert_eq!(counted(&home).last(), Some(&(next, Some(attempt))), "{case}");
+            let latest = std::fs::read_to_string(home.run().join("latest")).expect("the file can be read");
+            assert_eq!(latest, format!("step-{next:08}\n"), "{case}");
+        }
+        let newest = newest_whole(&home.run()).expect("the run has a whole checkpoint").0.manifest;
+        assert_eq!(newest.step, next.max(from), "{case}");
+        drop(folder);
+        let (_, step) = take_over(home.dir(), &home.config);
+        assert_eq!(step, next.max(from), "{case}");
+    }
+    assert!(late > 0 && refused > 0, "no session was stopped in the middle of its commit");
+}
+
+#[test]
+fn launcher_that_wakes_up_after_another_has_resumed_changes_nothing() {
+    wake_up_after_others(false);
+}
+
+#[test]
+fn launcher_that_wakes_up_after_another_has_trained_changes_nothing() {
+    wake_up_after_others(true);
 }

@@ -1,0 +1,150 @@
+//! The records of a run's attempts, one file per attempt in the folder `attempts`. They keep a launcher that was
+//! stopped or cut off, and wakes up when another launcher has resumed the run, from changing anything that counts. Locks
+//! alone do not, because a file server may give the lock of a silent machine to another.
+//!
+//! A launcher claims the next number by creating an empty file that must not exist. Then it looks which checkpoints are
+//! there, and lists them in the file. From then on, a checkpoint of an earlier attempt counts only if the list has it. An
+//! earlier launcher that still runs looks for a newer claim before it removes anything. If its look came before the
+//! claim, its newest checkpoint was there before the claim and is in the list, so that what it removes is not needed.
+//!
+//! A file that is still empty belongs to a launcher that ended before its attempt began.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use locdiff_core::protocol::CheckpointManifest;
+use serde::{Deserialize, Serialize};
+
+use super::scan;
+use super::status::host;
+use super::{RunFolder, names};
+use crate::error::{LaunchError, refuse, reported};
+
+/// Name of the folder.
+const ATTEMPTS: &str = "attempts";
+
+/// How often to look for the next free number.
+const CLAIMS_MAX: usize = 100;
+
+/// The record of an attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Record {
+    pid: u32,
+    host: String,
+    /// Step and attempt of each checkpoint that was there.
+    checkpoints: Vec<(u64, u32)>,
+}
+
+/// The records of all attempts that have begun.
+#[derive(Debug, Default)]
+pub(super) struct Records(BTreeMap<u32, Record>);
+
+impl Records {
+    /// Reads the records of a run.
+    pub(super) fn read(run: &Path) -> Result<Self, LaunchError> {
+        let mut records = BTreeMap::new();
+        for attempt in claims(run)? {
+            let path = run.join(ATTEMPTS).join(attempt.to_string());
+            let text = std::fs::read(&path).map_err(LaunchError::at(&path))?;
+            if !text.is_empty() {
+                let record = serde_json::from_slice(&text)
+                    .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
+                records.insert(attempt, record);
+            }
+        }
+        Ok(Self(records))
+    }
+
+    /// Whether there are no records.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a checkpoint counts: the attempt after the one that wrote it lists it, or there is no later attempt.
+    pub(super) fn count(&self, manifest: &CheckpointManifest) -> bool {
+        let next = self.0.range(manifest.attempt.saturating_add(1)..).next();
+        next.is_none_or(|(_, record)| record.checkpoints.contains(&(manifest.step, manifest.attempt)))
+    }
+}
+
+/// The numbers of all attempts that were claimed, in order. Lists the folder, because a client of a file server may
+/// remember for a while that a file does not exist.
+fn claims(run: &Path) -> Result<Vec<u32>, LaunchError> {
+    let folder = run.join(ATTEMPTS);
+    let entries = match std::fs::read_dir(&folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(LaunchError::at(&folder))?,
+    };
+    let mut found: Vec<u32> = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+impl RunFolder {
+    /// Begins the next attempt: claims its number, which is higher than those of all earlier attempts, lists the
+    /// checkpoints that count, and creates the folder of its logs. Returns the number.
+    pub fn begin_attempt(&mut self) -> Result<u32, LaunchError> {
+        let (folder, logs) = (self.path.join(ATTEMPTS), self.path.join("logs"));
+        self.files.create_folders(&folder)?;
+        self.files.create_folders(&logs)?;
+        if self.attempt.is_some() {
+            self.refuse_if_superseded()?;
+        }
+        let attempt = self.claim()?;
+        let checkpoints = scan::present(&self.path)?.iter().map(|found| (found.step, found.attempt)).collect();
+        let record = Record { pid: std::process::id(), host: host(), checkpoints };
+        let text = serde_json::to_vec(&record).expect("a record of strings and numbers is JSON");
+        self.files.write_atomically(&folder.join(attempt.to_string()), &text)?;
+        self.files.create_folders(&logs.join(attempt.to_string()))?;
+        self.attempt = Some(attempt);
+        Ok(attempt)
+    }
+
+    fn claim(&self) -> Result<u32, LaunchError> {
+        for _ in 0..CLAIMS_MAX {
+            // Somebody may have removed the records.
+            let logs = self.files.entries(&self.path.join("logs"))?.into_iter();
+            let logged = logs.filter_map(|path| path.file_name()?.to_str()?.parse::<u32>().ok());
+            let last = claims(&self.path)?.into_iter().chain(logged).chain(self.attempt).max();
+            let attempt = last.map_or(0, |last| last.saturating_add(1));
+            if self.files.claim(&self.path.join(ATTEMPTS).join(attempt.to_string()))? {
+                return Ok(attempt);
+            }
+        }
+        Err(reported!(RunHeld, "{}: other launchers claim one attempt after the other", self.path.display()))
+    }
+
+    /// Fails if another launcher has begun a newer attempt.
+    pub(super) fn refuse_if_superseded(&self) -> Result<(), LaunchError> {
+        let newest = claims(&self.path)?.last().copied();
+        if newest > self.attempt {
+            refuse!(
+                RunHeld,
+                "another launcher has begun attempt {} of {}, so attempt {} ends",
+                newest.unwrap_or_default(),
+                self.path.display(),
+                self.attempt.unwrap_or_default()
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether another launcher has begun a newer attempt.
+    pub fn is_superseded(&self) -> bool {
+        self.attempt.is_some() && self.refuse_if_superseded().is_err()
+    }
+
+    /// Renames the checkpoint of this step if it does not count, so that its name is free.
+    pub(super) fn set_aside_stale(&self, folder: &Path) -> Result<(), LaunchError> {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let aside = names::free_name(&self.path, &format!("{name}{}", names::STALE));
+        tracing::warn!(
+            "{}: an earlier attempt committed it too late; renamed to {}",
+            folder.display(),
+            aside.display()
+        );
+        self.files.rename(folder, &aside)?;
+        Ok(self.files.sync_folder(&self.path)?)
+    }
+}

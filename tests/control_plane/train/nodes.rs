@@ -1,0 +1,206 @@
+//! Tests of several nodes that run one command. All "nodes" are launchers on this machine, with a folder in common.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Child, Stdio};
+
+use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
+
+use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
+use crate::stage::{Ran, Stage, eventually, is_alive, signal, wait, workers_of};
+
+/// A number of rows that neither 4 nor 6 divides.
+const BATCH: &str = "--set train.global_batch=250";
+
+/// Nodes that share a token and the address of node 0.
+struct Nodes<'a> {
+    stage: &'a Stage,
+    port: u16,
+    nodes: u32,
+}
+
+impl<'a> Nodes<'a> {
+    fn new(stage: &'a Stage, nodes: u32) -> Self {
+        let token = stage.run("token").stdout;
+        write_token(stage, "token", &token);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener.local_addr().expect("the listener is bound").port();
+        Self { stage, port, nodes }
+    }
+
+    /// Starts the launcher of a node. Its output goes to the file `NAME.log`.
+    fn start(&self, node: u32, name: &str, line: &str) -> Child {
+        self.start_with(node, name, "token", line)
+    }
+
+    fn start_with(&self, node: u32, name: &str, token: &str, line: &str) -> Child {
+        let (port, nodes) = (self.port, self.nodes);
+        let mut command = self.stage.command(&format!(
+            "--nnodes {nodes} --node-rank {node} --rendezvous 127.0.0.1:{port} --token-file {token} \
+             --set supervise.node_timeout_s=3 {line}"
+        ));
+        let log = std::fs::File::create(self.stage.path().join(format!("{name}.log"))).expect("the folder is writable");
+        command.stdout(Stdio::null()).stderr(log).spawn().expect("the launcher can be started")
+    }
+
+    /// Starts all nodes with the same command line.
+    fn start_all(&self, line: &str) -> Vec<Child> {
+        (0..self.nodes).map(|node| self.start(node, &format!("node-{node}"), line)).collect()
+    }
+
+    /// Runs all nodes with the same command line, and checks that each of them ends with `code`.
+    #[track_caller]
+    fn run_all(&self, line: &str, code: ExitCode) {
+        let mut launchers = self.start_all(line);
+        self.end(&mut launchers, code);
+    }
+
+    #[track_caller]
+    fn end(&self, launchers: &mut [Child], code: ExitCode) {
+        for (node, launcher) in launchers.iter_mut().enumerate() {
+            let ended = wait(launcher);
+            assert_eq!(ended, Some(code.code().into()), "node {node}: {}", self.log(&format!("node-{node}")));
+        }
+    }
+
+    fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.stage.path().join(format!("{name}.log"))).expect("the node has a log")
+    }
+}
+
+fn write_token(stage: &Stage, name: &str, token: &str) {
+    let path = stage.path().join(name);
+    std::fs::write(&path, token).expect("the test folder is writable");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("the test owns the file");
+}
+
+/// Waits until the run has made `steps` steps.
+#[track_caller]
+fn has_made(stage: &Stage, run: &str, steps: usize) {
+    let path = run_dir(stage, run).join("events.jsonl");
+    eventually("the run has made enough steps", || path.exists() && events(stage, run, "progress").len() >= steps);
+}
+
+#[test]
+fn three_nodes_give_the_bits_of_one_node_with_as_many_workers() {
+    let stage = stage();
+    train(&stage, "one", &format!("{BATCH} --workers 6 --set train.steps=20")).exits_with(ExitCode::Success);
+    let nodes = Nodes::new(&stage, 3);
+    nodes.run_all(&format!("{BASE} {BATCH} --run three --workers 2 --set train.steps=20 train"), ExitCode::Success);
+    assert_eq!(trace(&stage, "three"), trace(&stage, "one"));
+    assert_eq!(tensors(&run_dir(&stage, "three")), tensors(&run_dir(&stage, "one")));
+    let logs = run_dir(&stage, "three").join("logs/0");
+    assert_eq!(std::fs::read_dir(logs).expect("the attempt has logs").count(), 6, "wanted a log of each worker");
+}
+
+#[test]
+fn lost_nodes_come_back_and_change_no_number() {
+    let stage = stage();
+    let settings = format!("{BASE} {BATCH} --workers 2 --set train.steps=60 --set checkpoint.every=4");
+    let nodes = Nodes::new(&stage, 2);
+    nodes.run_all(&format!("{settings} --run whole train"), ExitCode::Success);
+
+    // The launcher of node 1 is killed, and its workers with it. A spare takes its place.
+    let line = format!("{settings} --run spare train");
+    let mut launchers = nodes.start_all(&line);
+    has_made(&stage, "spare", 6);
+    let workers = workers_of(launchers[1].id());
+    assert_eq!(workers.len(), 2);
+    signal(launchers[1].id(), Signal::SIGKILL);
+    wait(&mut launchers[1]);
+    eventually("the workers of a killed launcher end", || workers.iter().all(|pid| !is_alive(*pid)));
+    eventually("node 0 notices the loss", || nodes.log("node-0").contains("node 1 ("));
+    launchers[1] = nodes.start(1, "node-1", &line);
+    nodes.end(&mut launchers, ExitCode::Success);
+    assert_eq!(trace(&stage, "spare"), trace(&stage, "whole"));
+    assert_eq!(tensors(&run_dir(&stage, "spare")), tensors(&run_dir(&stage, "whole")));
+
+    // The launcher of node 0 is killed. Node 1 waits until it is back.
+    let line = format!("{settings} --run again train");
+    let mut launchers = nodes.start_all(&line);
+    has_made(&stage, "again", 6);
+    signal(launchers[0].id(), Signal::SIGKILL);
+    wait(&mut launchers[0]);
+    eventually("node 1 notices the loss", || nodes.log("node-1").contains("trying again"));
+    launchers[0] = nodes.start(0, "node-0", &line);
+    nodes.end(&mut launchers, ExitCode::Success);
+    assert_eq!(trace(&stage, "again"), trace(&stage, "whole"));
+
+    // Node 1 is stopped for longer than `supervise.node_timeout_s`. When it wakes up, its old workers must not disturb.
+    let mut launchers = nodes.start_all(&format!("{settings} --run stopped train"));
+    has_made(&stage, "stopped", 6);
+    signal(launchers[1].id(), Signal::SIGSTOP);
+    eventually("node 0 gives up node 1", || nodes.log("node-0").contains("it has said nothing for 3.0 s"));
+    signal(launchers[1].id(), Signal::SIGCONT);
+    nodes.end(&mut launchers, ExitCode::Success);
+    assert_eq!(trace(&stage, "stopped"), trace(&stage, "whole"));
+    assert_eq!(stage.leftover_sockets(), 0, "a launcher did not remove its sockets");
+}
+
+#[test]
+fn every_node_ends_with_the_same_code_and_cause() {
+    let stage = stage();
+    let nodes = Nodes::new(&stage, 2);
+    // A signal to any node stops all nodes with a checkpoint.
+    let settings = format!("{BASE} --workers 1 --set train.steps=4000");
+    let line = format!("{settings} --run stopped train");
+    for stopped in [1, 0] {
+        let before = if stopped == 0 { events(&stage, "stopped", "progress").len() } else { 0 };
+        let mut launchers = nodes.start_all(&line);
+        has_made(&stage, "stopped", before + 3);
+        signal(launchers[stopped].id(), Signal::SIGTERM);
+        nodes.end(&mut launchers, ExitCode::Preempted);
+        let last = events(&stage, "stopped", "progress").last().expect("steps were made")["step"].clone();
+        let newest = std::fs::read_to_string(run_dir(&stage, "stopped").join("latest")).expect("it was saved");
+        assert_eq!(newest.trim(), format!("step-{:08}", last.as_u64().expect("a step is a number")));
+    }
+    // A worker of node 1 fails for good.
+    let line = format!("{settings} --run failed --max-restarts 0 train --inject panic@rank=1,step=3");
+    nodes.run_all(&line, ExitCode::WorkerFailed);
+    for node in ["node-0", "node-1"] {
+        let log = nodes.log(node);
+        assert!(log.contains("worker rank 1") && log.contains("panic"), "{node}: {log}");
+    }
+}
+
+#[test]
+fn nodes_that_do_not_belong_together_are_refused_with_the_reason() {
+    let stage = stage();
+    let nodes = Nodes::new(&stage, 2);
+    let settings = format!("{BASE} --workers 1 --set train.steps=4 --set supervise.rendezvous_timeout_s=5");
+    let refused = |zero: &str, one: &str, token: &str, code: ExitCode| {
+        let mut launchers = [nodes.start(0, "node-0", zero), nodes.start_with(1, "node-1", token, one)];
+        nodes.end(&mut launchers, code);
+        nodes.log("node-1")
+    };
+    let line = format!("{settings} --run a train");
+    let other = format!("{settings} --run a --set train.learning_rate=1e-3 train");
+    let log = refused(&line, &other, "token", ExitCode::Config);
+    assert!(log.contains("train.learning_rate is 0.001, but 0.0005 on node 0"), "{log}");
+    let log = refused(&line, &format!("{settings} --run a self-check"), "token", ExitCode::Config);
+    assert!(log.contains("node 1 (") && log.contains("runs `self-check`, but node 0 runs `train`"), "{log}");
+    let log = refused(&line, &format!("{settings} --run a --set checkpoint.dir=/tmp train"), "token", ExitCode::Config);
+    assert!(log.contains("checkpoint.dir"), "{log}");
+
+    // A stranger does not learn why, and both give up when nobody else comes.
+    write_token(&stage, "other", &stage.run("token").stdout);
+    let log = refused(&line, &line, "other", ExitCode::Timeout);
+    assert!(log.contains("do both nodes have the same token?"), "{log}");
+    assert!(nodes.log("node-0").contains("node(s) 1 did not join"), "{}", nodes.log("node-0"));
+    assert!(!run_dir(&stage, "a").exists(), "a run was created without all nodes");
+}
+
+#[test]
+fn token_is_required_private_and_long() {
+    let stage = stage();
+    let line = "--device cpu --nnodes 2 --node-rank 0 --rendezvous 127.0.0.1:1 self-check";
+    stage.run(line).exits_with(ExitCode::Usage).stderr_has("locdiff-launch token");
+    let token = stage.run("token");
+    assert_eq!(token.exits_with(ExitCode::Success).stdout.trim().len(), 43);
+    std::fs::write(stage.path().join("open"), &token.stdout).expect("the test folder is writable");
+    stage.run(&format!("{line} --token-file open")).exits_with(ExitCode::Usage).stderr_has("chmod 600");
+    write_token(&stage, "short", "secret");
+    stage.run(&format!("{line} --token-file short")).exits_with(ExitCode::Usage).stderr_has("at least 43");
+    let ran = stage.command(line).env("LOCDIFF_TOKEN", "secret").output().expect("the launcher can be started");
+    Ran::from(ran).exits_with(ExitCode::Usage).stderr_has("LOCDIFF_TOKEN");
+}
