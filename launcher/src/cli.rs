@@ -14,7 +14,7 @@ use locdiff_core::config::{Layer, preset};
 use locdiff_core::geo::CELL_DEGREES_RANGE;
 use locdiff_core::protocol::{CellPart, SimulatedWorld};
 use locdiff_core::tables::{PartShare, PlacesPresent};
-use numbers::{U32_MAX, U64_MAX, decimal, number, part_share};
+use numbers::{NodeCount, U32_MAX, U64_MAX, decimal, node_count, number, part_share};
 use toml::Value;
 
 use crate::cluster::Cluster;
@@ -65,9 +65,10 @@ pub struct Global {
     /// Name of the run.
     #[arg(long, global = true, value_name = "NAME")]
     pub run: Option<String>,
-    /// Number of nodes that run this command together.
-    #[arg(long, global = true, value_name = "N", value_parser = number::<u32>(0, U32_MAX))]
-    pub nnodes: Option<u32>,
+    /// Number of nodes that run this command together. With MIN:MAX, training goes on with MIN nodes or more if others
+    /// are lost.
+    #[arg(long, global = true, value_name = "N|MIN:MAX", value_parser = node_count)]
+    pub nnodes: Option<NodeCount>,
     /// Number of this node, from 0. Node 0 coordinates.
     #[arg(long, global = true, value_name = "K", value_parser = number::<u32>(0, U32_MAX))]
     pub node_rank: Option<u32>,
@@ -587,7 +588,8 @@ impl Global {
         flag("--share-gpu", "parallel.share_gpu", self.share_gpu.then_some(Value::Boolean(true)));
         flag("--tensor-parallel", "parallel.tensor", integer(self.tensor_parallel));
         flag("--run", "checkpoint.run", self.run.clone().map(Value::String));
-        flag("--nnodes", "parallel.nodes", integer(self.nnodes));
+        flag("--nnodes", "parallel.nodes", integer(self.nnodes.map(|count| count.most)));
+        flag("--nnodes", "parallel.nodes_min", integer(self.nnodes.and_then(|count| count.fewest)));
         flag("--node-rank", "parallel.node_rank", integer(self.node_rank));
         flag("--rendezvous", "network.rendezvous", self.rendezvous.clone().map(Value::String));
         flag("--token-file", "network.token_file", self.token_file.clone().map(Value::String));

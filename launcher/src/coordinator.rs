@@ -94,6 +94,8 @@ pub enum GangEvent {
         /// Whether the job can stop early and has made progress that is worth a checkpoint.
         has_progress: bool,
     },
+    /// More workers could take part, so the job should stop at a checkpoint.
+    Regroup,
     /// Time has passed, and a deadline may have been reached.
     Tick,
 }
@@ -301,6 +303,8 @@ impl Coordinator {
             GangEvent::NodeLost { node, ranks, failure } => self.node_lost(node, &ranks, failure, now),
             GangEvent::ObserverFailed(failure) => self.stop(Cause::ObserverFailed(failure), now),
             GangEvent::Interrupted { has_progress } => self.interrupted(has_progress, now),
+            GangEvent::Regroup if self.phase == Phase::Running && self.stop_by.is_none() => vec![Action::AskToStop],
+            GangEvent::Regroup => Vec::new(),
             GangEvent::Tick => self.tick(now),
         }
     }

@@ -43,6 +43,8 @@ pub struct GangFailure {
     /// The training step of the first worker that the root cause names. 0 before the first step, or if the root cause
     /// names no worker.
     pub step: u64,
+    /// Number of the node whose worker is the root cause; `None` if no worker is.
+    pub node: Option<u32>,
     /// The root cause.
     pub first_cause: String,
     /// All causes, the root cause first.

@@ -83,7 +83,20 @@ impl NodeWorkers {
         found.with_threads(self.threads())
     }
 
-    /// The nodes without node 0.
+    /// Whether the workers of this node are the ones that `facts` describes.
+    pub(crate) fn has_workers_of(&self, facts: &NodeFacts) -> bool {
+        let own = self.slots.iter().filter(|slot| slot.node == facts.node);
+        own.zip(&facts.slots).all(|(own, other)| (own.local_rank, own.gpu) == (other.local_rank, other.gpu))
+            && self.slots.iter().filter(|slot| slot.node == facts.node).count() <= facts.slots.len()
+    }
+
+    /// Number of workers if all nodes have as many as this one; the number of workers if there is only one node.
+    pub fn workers_of_all_nodes(&self) -> usize {
+        let own = self.slots.iter().filter(|slot| slot.node == 0).count();
+        self.cluster.as_ref().map_or(self.slots.len(), |cluster| own * cluster.nodes() as usize)
+    }
+
+    /// The other nodes with workers.
     pub fn other_nodes(&self) -> impl Iterator<Item = &RunNode> {
         let has_workers = |node: &&RunNode| self.slots.iter().any(|slot| slot.node == node.number);
         self.nodes.iter().filter(|node| node.number > 0).filter(has_workers)

@@ -27,6 +27,8 @@ const EXIT_PANIC: i32 = 101;
 pub struct EndedWorker {
     /// Name of the worker's machine.
     pub host: String,
+    /// Number of the worker's node.
+    pub node: u32,
     /// Process id of the worker.
     pub pid: u32,
     /// GPU of the worker; `None` if it runs on the CPU.
@@ -62,7 +64,8 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
         None => LaunchError::new(exit_code(first), told.text(first, &lines, &ranks)),
     };
     let step = involved(first).first().and_then(|rank| ranks.get(*rank as usize)).map_or(0, |rank| rank.step);
-    let gang = GangFailure { what: what(first), step, first_cause: lines[0].clone(), causes: lines, ranks };
+    let node = involved(first).first().and_then(|rank| workers.get(*rank as usize)).map(|worker| worker.node);
+    let gang = GangFailure { what: what(first), step, node, first_cause: lines[0].clone(), causes: lines, ranks };
     // A worker that survives SIGKILL still holds its device, so a restart would fail.
     let is_held = causes.iter().any(|cause| matches!(cause, Cause::Unkillable(_)));
     error.with_kind(if is_held { FailureKind::Final } else { kind(first) }).with_gang(gang)
@@ -160,7 +163,7 @@ impl FailureReport<'_> {
         }
         for RankEnd { rank, host, pid, device, phase, step, end, .. } in ranks {
             let step = if *step > 0 { format!(" of step {step}") } else { String::new() };
-            let _ = write!(text, "\n  rank {rank}: {host}, pid {pid}, {device}, phase {phase}{step}: {end}");
+            let _ = write!(text, "\n  rank {rank}: here, pid {pid}, {device}, phase {phase}{step}: {end}");
         }
         for rank in involved(first) {
             let lines = ranks.get(rank as usize).map(|rank| rank.last_lines.as_slice()).unwrap_or_default();
@@ -399,7 +402,14 @@ mod tests {
     fn worker(pid: u32, lines: &[&str]) -> EndedWorker {
         let last_lines = lines.iter().map(|line| (*line).to_owned()).collect();
         let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 1, waits_in: None, spent: PhaseTimes::default() };
-        EndedWorker { pid, last_beat: Some(beat), exit: Some(Exit::Code(14)), last_lines, ..EndedWorker::default() }
+        EndedWorker {
+            host: "here".into(),
+            pid,
+            last_beat: Some(beat),
+            exit: Some(Exit::Code(14)),
+            last_lines,
+            ..EndedWorker::default()
+        }
     }
 
     fn failed(rank: u32, message: &str, exit_code: u8) -> Cause {
@@ -418,16 +428,15 @@ mod tests {
         let mut workers: Vec<EndedWorker> = (50..54).map(|pid| worker(pid, &["step 7"])).collect();
         workers[1].exit = Some(Exit::Signal(9));
         let error = failure("train", &causes, &workers, false);
-        let host = host();
         assert_eq!(
             error.to_string(),
             format!(
                 "worker rank 1 (pid 51) was killed by SIGKILL during `train`\n  \
                  then: workers with ranks 0, 2, 3 failed in `train`: all_reduce, rank 0 of 4: closed by peer\n  \
-                 rank 0: {host}, pid 50, cpu, phase step of step 7: reported a failure\n  \
-                 rank 1: {host}, pid 51, cpu, phase step of step 7: killed by SIGKILL\n  \
-                 rank 2: {host}, pid 52, cpu, phase step of step 7: reported a failure\n  \
-                 rank 3: {host}, pid 53, cpu, phase step of step 7: reported a failure\n  \
+                 rank 0: here, pid 50, cpu, phase step of step 7: reported a failure\n  \
+                 rank 1: here, pid 51, cpu, phase step of step 7: killed by SIGKILL\n  \
+                 rank 2: here, pid 52, cpu, phase step of step 7: reported a failure\n  \
+                 rank 3: here, pid 53, cpu, phase step of step 7: reported a failure\n  \
                  last lines of rank 1:\n    step 7"
             )
         );

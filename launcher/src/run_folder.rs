@@ -104,7 +104,7 @@ impl RunFolder {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
         // These belong to a command, not to the run.
-        (config.parallel.nodes, config.parallel.node_rank) = (1, 0);
+        (config.parallel.nodes, config.parallel.nodes_min, config.parallel.node_rank) = (1, 0, 0);
         (config.network.rendezvous, config.network.token_file) = (String::new(), String::new());
         let path = self.path.join(CONFIG);
         let text = toml::to_string(&config).expect("a checked configuration contains only plain TOML values");

@@ -20,6 +20,7 @@ mod runtime_folder;
 mod signals;
 mod workers;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,11 +150,7 @@ impl Supervisor {
             collective_timeout_s: supervise.collective_timeout_s,
             heartbeat_s: supervise.heartbeat_s,
         };
-        if world.cluster.is_some() && self.gather(world)?.slots != world.slots {
-            return Err(reported!(WorkerFailed, "a node came back with other workers")
-                .with_kind(FailureKind::Lost)
-                .into());
-        }
+        self.wait_for_nodes(world)?;
         let observer_limit = Duration::from_secs_f64(supervise.checkpoint_timeout_s);
         let gang = Gang { worker: worker_path()?, world, meeting, job, limits, observer_limit };
         let GangResult { hellos, results } = match self.run_observed(&gang, observer, orders) {
@@ -208,18 +205,36 @@ impl Supervisor {
         })
     }
 
-    /// Waits until all nodes are there, and returns the workers of all nodes. Each worker has as many threads as the
-    /// first of `world`. Returns `world` if there is only one node.
+    /// Waits until all nodes are there, or those that are needed, and returns their workers. Each worker has as many
+    /// threads as the first of `world`. Returns `world` if there is only one node.
     pub fn gather(&mut self, world: &NodeWorkers) -> anyhow::Result<NodeWorkers> {
         let Some(cluster) = &world.cluster else { return Ok(world.clone()) };
+        let facts = self.unless_interrupted(cluster.gather())?;
+        Ok(world.of_nodes(&facts))
+    }
+
+    /// Waits until all nodes with workers of `world` are there.
+    fn wait_for_nodes(&mut self, world: &NodeWorkers) -> anyhow::Result<()> {
+        let Some(cluster) = &world.cluster else { return Ok(()) };
+        let others = world.other_nodes().map(|node| node.number).collect();
+        let facts = self.unless_interrupted(cluster.wait_for_nodes(others))?;
+        if facts.iter().any(|facts| !world.has_workers_of(facts)) {
+            return Err(reported!(WorkerFailed, "a node came back with other workers")
+                .with_kind(FailureKind::Lost)
+                .into());
+        }
+        Ok(())
+    }
+
+    /// Waits for the result of `work`. Fails if the user asks to stop.
+    fn unless_interrupted<T>(&mut self, work: impl Future<Output = Result<T, LaunchError>>) -> Result<T, LaunchError> {
         let signals = &mut self.signals;
-        let facts = self.runtime.block_on(async {
+        self.runtime.block_on(async {
             tokio::select! {
-                facts = cluster.gather() => facts,
+                found = work => found,
                 () = signals.recv() => Err(signals.error()),
             }
-        })?;
-        Ok(world.of_nodes(&facts))
+        })
     }
 
     /// Makes training workers fail at random times.
@@ -280,6 +295,7 @@ async fn supervise(
     let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
     let (mut ended_at, mut interrupts) = (None, 0);
     let (mut disk, mut is_disk_stuck) = (DiskWatch::new(), false);
+    let mut newcomers = BTreeSet::new();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let outcome = loop {
@@ -310,6 +326,10 @@ async fn supervise(
                     signals.code.get_or_insert(code);
                     interrupt(gang, &members, control.folder())
                 }
+                Some(NodeNews::Joined(node)) => {
+                    newcomers.insert(node);
+                    continue;
+                }
                 None => continue,
             },
             Some(order) = next_order(&mut orders) => {
@@ -333,6 +353,10 @@ async fn supervise(
                 if !is_disk_stuck && disk.is_stuck(observations, gang.observer_limit) {
                     is_disk_stuck = true;
                     GangEvent::ObserverFailed(disk_failure(gang.observer_limit))
+                } else if !newcomers.is_empty() && has_progress(gang, &members, control.folder()) {
+                    let names: Vec<String> = std::mem::take(&mut newcomers).iter().map(u32::to_string).collect();
+                    tracing::info!("stopping at a checkpoint, so that node(s) {} can take part", names.join(", "));
+                    GangEvent::Regroup
                 } else {
                     GangEvent::Tick
                 }
@@ -380,9 +404,9 @@ async fn supervise(
                 if let (Some(beat), Some(step)) = (&mut last_beat, member.step(rank as u32, control.folder())) {
                     beat.step = step;
                 }
-                let host = member.host();
+                let (host, node) = (member.host(), slot.node);
                 let (pid, last_lines) = (member.pid, member.last_lines.into());
-                EndedWorker { host, pid, gpu: slot.gpu, last_beat, exit, last_lines }
+                EndedWorker { host, node, pid, gpu: slot.gpu, last_beat, exit, last_lines }
             });
             let oom_killed = is_out_of_memory || oom_kills() > oom_kills_before;
             Err(report::failure(gang.job.name(), &causes, &workers.collect::<Vec<_>>(), oom_killed).into())
@@ -424,7 +448,7 @@ fn begin(
     events: &mpsc::Sender<Notice>,
 ) -> anyhow::Result<(Vec<WorkerHandle>, GangNodes)> {
     let (world, mut nodes, mut number) = (gang.world, GangNodes { attached: None }, 0);
-    if let Some(cluster) = world.cluster.as_ref().filter(|_| world.other_nodes().next().is_some()) {
+    if let Some(cluster) = &world.cluster {
         let (from_nodes, news) = mpsc::channel(NOTICES_MAX);
         number = cluster.attach(world.other_nodes().map(|node| node.number).collect(), from_nodes);
         for node in world.other_nodes() {
@@ -450,9 +474,13 @@ fn begin(
 
 /// The event of a request to stop.
 fn interrupt(gang: &Gang<'_>, members: &[WorkerHandle], folder: &Path) -> GangEvent {
+    GangEvent::Interrupted { has_progress: has_progress(gang, members, folder) }
+}
+
+/// Whether the gang can stop early, and has begun a step.
+fn has_progress(gang: &Gang<'_>, members: &[WorkerHandle], folder: &Path) -> bool {
     let has_begun = |(rank, member): (u32, &WorkerHandle)| member.step(rank, folder).unwrap_or(0) > 0;
-    let has_progress = matches!(gang.job, Job::Train(_)) && (0..).zip(members).any(has_begun);
-    GangEvent::Interrupted { has_progress }
+    matches!(gang.job, Job::Train(_)) && (0..).zip(members).any(has_begun)
 }
 
 /// What the supervisor does about the news from a node.
@@ -460,6 +488,7 @@ enum NodeNews {
     Event(GangEvent),
     Exited { event: GangEvent, is_out_of_memory: bool },
     Interrupted(ExitCode),
+    Joined(u32),
 }
 
 /// Updates `members`, and informs the observer. Returns what else is to be done.
@@ -474,6 +503,7 @@ fn handle_node(news: FromCluster, members: &mut [WorkerHandle], observations: &O
     };
     let (node, message) = match news {
         FromCluster::Lost(NodeLoss { node, failure }) => return lose(members, node, failure),
+        FromCluster::Joined(node) => return Some(NodeNews::Joined(node)),
         FromCluster::Event(event) => event,
     };
     let (rank, event) = match message {

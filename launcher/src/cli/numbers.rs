@@ -30,6 +30,31 @@ pub(super) fn decimal(least: f64, most: f64) -> impl Fn(&str) -> Result<f64, Str
     }
 }
 
+/// A number of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeCount {
+    /// The fewest nodes with which training goes on; `None` if it needs all.
+    pub fewest: Option<u32>,
+    /// All nodes.
+    pub most: u32,
+}
+
+/// Parses a number of nodes, such as `4` or `2:4`.
+pub(super) fn node_count(text: &str) -> Result<NodeCount, String> {
+    let whole = |text: &str| number::<u32>(0, U32_MAX)(text).map_err(|_| "wanted N or MIN:MAX, such as 2:4".to_owned());
+    match text.split_once(':') {
+        None => Ok(NodeCount { fewest: None, most: whole(text)? }),
+        Some((fewest, most)) => {
+            let (fewest, most) = (number(1, U32_MAX)(fewest)?, whole(most)?);
+            if fewest > most {
+                Err("wanted MIN:MAX, such as 2:4".to_owned())
+            } else {
+                Ok(NodeCount { fewest: Some(fewest), most })
+            }
+        }
+    }
+}
+
 /// Parses the name and the share of a part of a table, such as `test=0.05`. The name becomes the name of a file.
 pub(super) fn part_share(text: &str) -> Result<PartShare, String> {
     let is_name =
@@ -54,6 +79,9 @@ mod tests {
         for (line, part) in [
             ("x --workers two demo", "invalid value 'two' for '--workers <N>': wanted a whole number"),
             ("x --max-restarts=-1 demo", "'--max-restarts <N>': wanted 0 or above"),
+            ("x --nnodes 3:2 train", "'--nnodes <N|MIN:MAX>': wanted MIN:MAX, such as 2:4"),
+            ("x --nnodes 0:2 train", "'--nnodes <N|MIN:MAX>': wanted 1 or above"),
+            ("x --nnodes two train", "'--nnodes <N|MIN:MAX>': wanted N or MIN:MAX, such as 2:4"),
             ("x --gpus 99999999999 demo", "'--gpus <N>': wanted 0 to 4294967295"),
             ("x shards simulate --out x --views 0", "'--views <V>': wanted 1 to 256"),
             ("x shards simulate --out x --views 1.5", "'--views <V>': wanted a whole number"),

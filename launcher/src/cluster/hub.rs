@@ -2,7 +2,7 @@
 //! supervisor. All of this happens on a thread of its own, so that a busy disk or a long computation of node 0 does not
 //! look like a lost connection.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -51,6 +51,10 @@ pub(crate) struct HubSettings {
     pub(crate) own: NodeFacts,
     /// Number of nodes, with node 0.
     pub(crate) nodes: u32,
+    /// Number of nodes without which the command does not go on.
+    pub(crate) nodes_needed: u32,
+    /// How long to wait for lost nodes that are not needed.
+    pub(crate) patience: Duration,
     /// A node that says nothing for this time is lost.
     pub(crate) silence_limit: Duration,
     /// How long to wait for missing nodes.
@@ -80,6 +84,8 @@ pub(crate) struct NodeLoss {
 pub(crate) enum FromCluster {
     Event(NodeEvent),
     Lost(NodeLoss),
+    /// A node has joined that is not in the gang.
+    Joined(u32),
 }
 
 #[derive(Debug)]
@@ -94,6 +100,10 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     links: BTreeMap<u32, Link>,
+    /// When each missing node was lost.
+    lost_at: BTreeMap<u32, Instant>,
+    /// Launchers that may not join again, with the reason.
+    left_out: BTreeMap<u64, String>,
     gang: Option<AttachedGang>,
     gangs: u64,
     /// The last refusal of a node that is missing.
@@ -128,7 +138,9 @@ impl Cluster {
         let about = |error| LaunchError::at(address.to_string())(error).about("--rendezvous");
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(about)?;
         let (changes, _) = watch::channel(0);
-        let shared = Shared { settings, state: Mutex::default(), changes, seen: SeenHandshakes::default() };
+        let lost_at = (1..settings.nodes).map(|node| (node, Instant::now())).collect();
+        let state = Mutex::new(State { lost_at, ..State::default() });
+        let shared = Shared { settings, state, changes, seen: SeenHandshakes::default() };
         let shared = Arc::new(shared);
         let serving = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("nodes".into());
@@ -136,11 +148,34 @@ impl Cluster {
         Ok(Arc::new(Self { shared }))
     }
 
-    /// Waits until all nodes have joined, and returns what they say about themselves, in order.
+    /// Number of nodes, with node 0, if all are there.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.shared.settings.nodes
+    }
+
+    /// Whether the command may go on without some nodes.
+    pub(crate) fn may_shrink(&self) -> bool {
+        self.shared.settings.nodes_needed < self.shared.settings.nodes
+    }
+
+    /// Waits until all nodes have joined, and returns what they say about themselves, in order. If the command may go on
+    /// with fewer nodes, leaves out those that have been lost for too long.
     pub(crate) async fn gather(&self) -> Result<Vec<NodeFacts>, LaunchError> {
+        let settings = &self.shared.settings;
+        self.wait_for((1..settings.nodes).collect(), settings.nodes_needed).await
+    }
+
+    /// Waits until the nodes `wanted` have joined.
+    pub(crate) async fn wait_for_nodes(&self, wanted: BTreeSet<u32>) -> Result<Vec<NodeFacts>, LaunchError> {
+        let needed = u32::try_from(wanted.len() + 1).unwrap_or(u32::MAX);
+        self.wait_for(wanted, needed).await
+    }
+
+    async fn wait_for(&self, wanted: BTreeSet<u32>, needed: u32) -> Result<Vec<NodeFacts>, LaunchError> {
         let (shared, begun) = (&self.shared, Instant::now());
         let mut changes = shared.changes.subscribe();
         let mut remind_at = begun + Duration::from_secs(1);
+        let mut patience_ends: Option<Instant>;
         loop {
             changes.borrow_and_update();
             let missing = {
@@ -148,10 +183,16 @@ impl Cluster {
                 if let Some(code) = state.interrupted {
                     return Err(interrupted(code));
                 }
-                let missing: Vec<u32> =
-                    (1..shared.settings.nodes).filter(|node| !state.links.contains_key(node)).collect();
-                if missing.is_empty() {
-                    let others = state.links.values().map(|link| link.facts.clone());
+                let (present, missing): (Vec<u32>, Vec<u32>) =
+                    wanted.iter().partition(|node| state.links.contains_key(node));
+                let is_enough = present.len() + 1 >= needed as usize;
+                let left = |node: &u32| {
+                    let lost_at = state.lost_at.get(node);
+                    lost_at.map_or(Duration::ZERO, |at| shared.settings.patience.saturating_sub(at.elapsed()))
+                };
+                patience_ends = missing.iter().map(left).max().filter(|_| is_enough).map(|left| Instant::now() + left);
+                if patience_ends.is_some_and(|at| at <= Instant::now()) || missing.is_empty() {
+                    let others = present.iter().map(|node| state.links[node].facts.clone());
                     return Ok(std::iter::once(shared.settings.own.clone()).chain(others).collect());
                 }
                 if let Some((code, reason)) = &state.refusal {
@@ -161,7 +202,7 @@ impl Cluster {
             };
             let names = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
             let (limit, address) = (shared.settings.gather_limit, shared.settings.address);
-            if begun.elapsed() >= limit {
+            if begun.elapsed() >= limit && patience_ends.is_none() {
                 return Err(reported!(
                     Timeout,
                     "node(s) {names} did not join at {address} within {:.1} s (supervise.rendezvous_timeout_s)",
@@ -173,7 +214,7 @@ impl Cluster {
                 remind_at += REMIND_EVERY;
                 tracing::info!("waiting at {address} for node(s) {names}");
             }
-            let until = remind_at.min(begun + limit);
+            let until = remind_at.min(patience_ends.unwrap_or(begun + limit));
             let _ = tokio::time::timeout_at(until.into(), changes.changed()).await;
         }
     }
@@ -197,6 +238,19 @@ impl Cluster {
     pub(crate) fn detach(&self) {
         let mut state = self.shared.lock();
         (state.gang, state.refusal) = (None, None);
+    }
+
+    /// Ends the connection to a node for good: only another launcher may take its place.
+    pub(crate) fn leave_out(&self, node: u32, reason: &str) {
+        let mut state = self.shared.lock();
+        let Some(link) = state.links.get(&node) else { return };
+        let (process, exit_code) = (link.facts.process, ExitCode::WorkerFailed.code());
+        let refused = ToNode::Refused { reason: reason.to_owned(), exit_code, is_temporary: false };
+        let _ = link.outbox.send(refused);
+        state.left_out.insert(process, reason.to_owned());
+        // Nobody waits for the node.
+        state.lost_at.remove(&node);
+        drop(state.links.remove(&node));
     }
 
     /// Sends a message to a node. The message is dropped if the node is lost.
@@ -255,6 +309,10 @@ impl Shared {
         let facts = agreement::facts(hello).map_err(Refusal::of)?;
         agreement::check(&self.settings.own, &facts, self.settings.nodes).map_err(Refusal::of)?;
         let state = self.lock();
+        if let Some(reason) = state.left_out.get(&facts.process) {
+            let (exit_code, reason) = (ExitCode::WorkerFailed, reason.clone());
+            return Err(Refusal { exit_code, reason, is_temporary: false, of_run: false });
+        }
         match state.links.get(&facts.node) {
             Some(link) if link.facts.process != facts.process => {
                 let NodeFacts { node, host, pid, .. } = &link.facts;
@@ -273,15 +331,18 @@ impl Shared {
         let number = state.gangs;
         let before = state.links.insert(node, Link { facts, outbox, connection, number });
         state.refusal = None;
-        let lost = state.gang.as_ref().filter(|gang| gang.nodes.contains(&node)).map(|gang| gang.events.clone());
+        state.lost_at.remove(&node);
+        let gang = state.gang.as_ref().map(|gang| (gang.nodes.contains(&node), gang.events.clone()));
         drop(state);
         if let Some(before) = before {
             before.connection.abort();
         }
-        if let Some(events) = lost {
-            // The workers of the earlier connection are gone.
+        if let Some((is_in_gang, events)) = gang {
+            // If the gang has the node, the workers of its earlier connection are gone.
             let failure = loss(node, &host, "it connected again");
-            tokio::spawn(async move { events.send(FromCluster::Lost(NodeLoss { node, failure })).await });
+            let lost = FromCluster::Lost(NodeLoss { node, failure });
+            let news = if is_in_gang { lost } else { FromCluster::Joined(node) };
+            tokio::spawn(async move { events.send(news).await });
         }
         self.changed();
         number
@@ -294,6 +355,7 @@ impl Shared {
             let Some(link) = state.links.get(&node).filter(|link| link.number == number) else { return };
             let host = link.facts.host.clone();
             state.links.remove(&node);
+            state.lost_at.insert(node, Instant::now());
             if !state.has_ended {
                 tracing::warn!("node {node} ({host}) was lost: {reason}");
             }
@@ -318,7 +380,8 @@ impl Shared {
                 FromNode::Worker { gang: number, .. } | FromNode::NotStarted { gang: number, .. } => {
                     gang.number == *number
                 }
-                FromNode::Alive(_) | FromNode::Interrupted(_) => gang.nodes.contains(&node),
+                FromNode::Alive(_) => gang.nodes.contains(&node),
+                FromNode::Interrupted(_) => true,
                 FromNode::Proof(_) => false,
             };
             state.gang.as_ref().filter(belongs).map(|gang| gang.events.clone())
@@ -442,7 +505,7 @@ async fn serve_node(
                 Ok(None) => return "its connection was replaced".to_owned(),
                 Err(_) => ToNode::Alive,
             };
-            let is_last = matches!(message, ToNode::End { .. });
+            let is_last = matches!(message, ToNode::End { .. } | ToNode::Refused { .. });
             if let Err(error) = sender.send(&message).await {
                 return error.to_string();
             }

@@ -52,7 +52,10 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         matches!(verb, Verb::Train { .. } | Verb::Eval(_)).then(|| PathBuf::from(&config.checkpoint.dir));
     let own = NodeFacts { interface, ..own };
     let nodes = parallel.nodes;
-    let settings = HubSettings { address, token, own, nodes, silence_limit, gather_limit, common_folder };
+    let (nodes_needed, patience) = (parallel.nodes_needed(), seconds(config.supervise.node_patience_s));
+    let nodes_needed = if matches!(verb, Verb::Train { .. }) { nodes_needed } else { nodes };
+    let settings =
+        HubSettings { address, token, own, nodes, nodes_needed, patience, silence_limit, gather_limit, common_folder };
     let cluster = Cluster::open(settings)?;
     let global = Global { cluster: Some(Arc::clone(&cluster)), ..global.clone() };
     let result = super::run_verb(verb, &global, output);

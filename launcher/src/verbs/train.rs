@@ -32,7 +32,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
-    Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, is_run, new_run_name, runs,
+    Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, has_ended, host, is_run, new_run_name, runs,
     threads_of, unfinished_run,
 };
 use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
@@ -186,7 +186,18 @@ pub(super) fn run_resolved(
         tracing::warn!("the previous launcher (pid {pid} on {host}) was killed or crashed after step {step}");
         run.note("vanished", &json!({ "pid": pid, "host": host, "step": step }));
     }
-    let training = HeldRun { resolved, world, run, is_created, supervisor, faults, restarts: 0, policy, status };
+    let training = HeldRun {
+        resolved,
+        world,
+        run,
+        is_created,
+        supervisor,
+        faults,
+        restarts: 0,
+        failing_node: None,
+        policy,
+        status,
+    };
     training.run_to_end(output)
 }
 
@@ -200,6 +211,8 @@ struct HeldRun<'a> {
     supervisor: Supervisor,
     faults: Vec<InjectedFault>,
     restarts: u32,
+    /// The node whose worker was the root cause of the last failure.
+    failing_node: Option<u32>,
     policy: RestartPolicy,
     status: StatusKeeper,
 }
@@ -213,11 +226,16 @@ impl HeldRun<'_> {
                 Ok(trained) if trained.stopped => {
                     let saved = if trained.step > 0 { " with a checkpoint" } else { "" };
                     tracing::info!("stopped after step {}{saved}", trained.step);
-                    self.supervisor.check_interrupted().expect_err("workers stop only on request").into()
+                    match self.supervisor.check_interrupted() {
+                        Err(interrupted) => interrupted.into(),
+                        // More nodes take part from now on.
+                        Ok(()) => continue,
+                    }
                 }
                 Ok(trained) => return self.report_success(&trained, output),
                 Err(error) => error,
             };
+            self.leave_out_failing_node(&error);
             let verdict = self.policy.judge(&FailedAttempt::new(&error), self.newest_step(), began.elapsed());
             let (wait, count) = match verdict {
                 RestartVerdict::Restart { wait, count } => (wait, count),
@@ -232,6 +250,37 @@ impl HeldRun<'_> {
                 return Err(self.give_up(interrupted.into(), None));
             }
         }
+    }
+
+    /// If the workers of a node have failed in two attempts in a row, names the node, and goes on without it if that is
+    /// allowed.
+    fn leave_out_failing_node(&mut self, error: &anyhow::Error) {
+        let gang = error.downcast_ref::<LaunchError>().and_then(LaunchError::gang);
+        let node = gang.and_then(|gang| gang.node).filter(|_| self.world.cluster.is_some());
+        let before = std::mem::replace(&mut self.failing_node, node);
+        let (Some(number), Some(cluster)) = (node.filter(|_| node == before), &self.world.cluster) else { return };
+        let host = self.world.node(number).map_or_else(host, |node| node.host.clone());
+        let reason = format!("the workers of node {number} ({host}) failed in two attempts in a row");
+        let may_go_on = self.world.nodes.len() > self.resolved.config.parallel.nodes_needed() as usize;
+        if number > 0 && cluster.may_shrink() && may_go_on {
+            tracing::warn!("{reason}; going on without this node");
+            cluster.leave_out(number, &format!("{reason}; start a launcher there when it is mended"));
+        } else {
+            tracing::warn!("{reason}");
+        }
+    }
+
+    /// The configuration of the workers. If nodes are missing, each worker processes more rows, but not more at once than
+    /// with all nodes, so that it does not need more memory.
+    fn config_of_workers(&self) -> RunConfig {
+        let mut config = self.resolved.config.clone();
+        let replicas = self.world.workers_of_all_nodes() / config.parallel.tensor as usize;
+        if self.world.slots.len() < self.world.workers_of_all_nodes() {
+            let share = config.train.global_batch.div_ceil(u32::try_from(replicas).unwrap_or(u32::MAX));
+            config.train.micro_batch =
+                if config.train.micro_batch == 0 { share } else { config.train.micro_batch.min(share) };
+        }
+        config
     }
 
     /// Records the failure. Returns the error, with the reason why the run is not restarted and the command that
@@ -307,7 +356,7 @@ impl HeldRun<'_> {
             is_restart: self.restarts > 0,
         };
         let job = TrainJob {
-            config: self.resolved.config.clone(),
+            config: self.config_of_workers(),
             run_dir: self.run.path().to_owned(),
             init_from,
             resume: point.checkpoint.map(|checkpoint| checkpoint.path),

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
 
-use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
+use super::support::{BASE, assert_close, events, last_trace, run_dir, stage, tensors, trace, train};
 use crate::stage::{Ran, Stage, eventually, is_alive, signal, wait, workers_of};
 
 /// A number of rows that neither 4 nor 6 divides.
@@ -16,11 +16,11 @@ const BATCH: &str = "--set train.global_batch=250";
 struct Nodes<'a> {
     stage: &'a Stage,
     port: u16,
-    nodes: u32,
+    nodes: &'a str,
 }
 
 impl<'a> Nodes<'a> {
-    fn new(stage: &'a Stage, nodes: u32) -> Self {
+    fn new(stage: &'a Stage, nodes: &'a str) -> Self {
         let token = stage.run("token").stdout;
         write_token(stage, "token", &token);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
@@ -45,7 +45,9 @@ impl<'a> Nodes<'a> {
 
     /// Starts all nodes with the same command line.
     fn start_all(&self, line: &str) -> Vec<Child> {
-        (0..self.nodes).map(|node| self.start(node, &format!("node-{node}"), line)).collect()
+        (0..self.nodes.parse().expect("it is a number"))
+            .map(|node| self.start(node, &format!("node-{node}"), line))
+            .collect()
     }
 
     /// Runs all nodes with the same command line, and checks that each of them ends with `code`.
@@ -85,7 +87,7 @@ fn has_made(stage: &Stage, run: &str, steps: usize) {
 fn three_nodes_give_the_bits_of_one_node_with_as_many_workers() {
     let stage = stage();
     train(&stage, "one", &format!("{BATCH} --workers 6 --set train.steps=20")).exits_with(ExitCode::Success);
-    let nodes = Nodes::new(&stage, 3);
+    let nodes = Nodes::new(&stage, "3");
     nodes.run_all(&format!("{BASE} {BATCH} --run three --workers 2 --set train.steps=20 train"), ExitCode::Success);
     assert_eq!(trace(&stage, "three"), trace(&stage, "one"));
     assert_eq!(tensors(&run_dir(&stage, "three")), tensors(&run_dir(&stage, "one")));
@@ -97,7 +99,7 @@ fn three_nodes_give_the_bits_of_one_node_with_as_many_workers() {
 fn lost_nodes_come_back_and_change_no_number() {
     let stage = stage();
     let settings = format!("{BASE} {BATCH} --workers 2 --set train.steps=60 --set checkpoint.every=4");
-    let nodes = Nodes::new(&stage, 2);
+    let nodes = Nodes::new(&stage, "2");
     nodes.run_all(&format!("{settings} --run whole train"), ExitCode::Success);
 
     // The launcher of node 1 is killed, and its workers with it. A spare takes its place.
@@ -137,10 +139,67 @@ fn lost_nodes_come_back_and_change_no_number() {
     assert_eq!(stage.leftover_sockets(), 0, "a launcher did not remove its sockets");
 }
 
+/// Number of workers of each attempt.
+fn workers_of_attempts(stage: &Stage, run: &str) -> Vec<u64> {
+    events(stage, run, "attempt").iter().map(|attempt| attempt["workers"].as_u64().expect("it is a number")).collect()
+}
+
+#[test]
+fn training_goes_on_with_fewer_nodes_and_grows_back() {
+    let stage = stage();
+    train(&stage, "one", &format!("{BATCH} --workers 1 --set train.steps=300")).exits_with(ExitCode::Success);
+    let nodes = Nodes { nodes: "2:3", ..Nodes::new(&stage, "3") };
+    let settings = format!("{BASE} {BATCH} --workers 2 --set train.steps=300 --set checkpoint.every=4");
+    let line = format!("{settings} --set supervise.node_patience_s=1 --run grown train");
+    let mut launchers: Vec<Child> = (0..3).map(|node| nodes.start(node, &format!("node-{node}"), &line)).collect();
+    has_made(&stage, "grown", 6);
+    signal(launchers[2].id(), Signal::SIGKILL);
+    wait(&mut launchers[2]);
+    eventually("training goes on with two nodes", || workers_of_attempts(&stage, "grown") == [6, 4]);
+    let made = events(&stage, "grown", "progress").len();
+    has_made(&stage, "grown", made + 3);
+    launchers[2] = nodes.start(2, "node-2", &line);
+    nodes.end(&mut launchers, ExitCode::Success);
+    assert_eq!(workers_of_attempts(&stage, "grown"), [6, 4, 6]);
+    let log = nodes.log("node-0");
+    assert!(log.contains("so that node(s) 2 can take part"), "{log}");
+    // The last attempt goes on where the one before ended.
+    let attempts = events(&stage, "grown", "attempt");
+    let last = attempts[2]["step"].as_u64().expect("a step is a number");
+    let made = events(&stage, "grown", "progress");
+    let repeated = made.windows(2).filter(|pair| pair[1]["step"].as_u64() <= pair[0]["step"].as_u64());
+    let repeated: Vec<u64> = repeated.filter_map(|pair| pair[1]["step"].as_u64()).collect();
+    assert!(repeated.len() == 1 && repeated[0] < last, "steps were repeated when the node came back: {repeated:?}");
+    let (grown, one) = (last_trace(&stage, "grown"), trace(&stage, "one"));
+    assert_close(
+        &grown.range(..=50).map(|(step, found)| (*step, *found)).collect(),
+        &one.range(..=50).map(|(step, found)| (*step, *found)).collect(),
+        1e-5,
+        "6, 4, 6 workers",
+    );
+    assert_close(&grown, &one, 1e-3, "6, 4, 6 workers, all steps");
+}
+
+#[test]
+fn node_whose_workers_keep_failing_is_named_and_left_out() {
+    let stage = stage();
+    let nodes = Nodes { nodes: "1:2", ..Nodes::new(&stage, "2") };
+    let faults = "--inject kill@rank=1,step=3 --inject kill@rank=1,step=5";
+    let line = format!("{BASE} --workers 1 --set train.steps=40 --run failing train {faults}");
+    let mut launchers = [nodes.start(0, "node-0", &line), nodes.start(1, "node-1", &line)];
+    assert_eq!(wait(&mut launchers[0]), Some(0), "{}", nodes.log("node-0"));
+    assert_eq!(wait(&mut launchers[1]), Some(ExitCode::WorkerFailed.code().into()), "{}", nodes.log("node-1"));
+    assert_eq!(workers_of_attempts(&stage, "failing"), [2, 2, 1]);
+    for node in ["node-0", "node-1"] {
+        let log = nodes.log(node);
+        assert!(log.contains("the workers of node 1 (") && log.contains("failed in two attempts in a row"), "{log}");
+    }
+}
+
 #[test]
 fn every_node_ends_with_the_same_code_and_cause() {
     let stage = stage();
-    let nodes = Nodes::new(&stage, 2);
+    let nodes = Nodes::new(&stage, "2");
     // A signal to any node stops all nodes with a checkpoint.
     let settings = format!("{BASE} --workers 1 --set train.steps=4000");
     let line = format!("{settings} --run stopped train");
@@ -166,7 +225,7 @@ fn every_node_ends_with_the_same_code_and_cause() {
 #[test]
 fn nodes_that_do_not_belong_together_are_refused_with_the_reason() {
     let stage = stage();
-    let nodes = Nodes::new(&stage, 2);
+    let nodes = Nodes::new(&stage, "2");
     let settings = format!("{BASE} --workers 1 --set train.steps=4 --set supervise.rendezvous_timeout_s=5");
     let refused = |zero: &str, one: &str, token: &str, code: ExitCode| {
         let mut launchers = [nodes.start(0, "node-0", zero), nodes.start_with(1, "node-1", token, one)];

@@ -42,18 +42,31 @@ section! {
         pub tensor: u32 = 1,
         /// Number of nodes that run the command together (`--nnodes`).
         pub nodes: u32 = 1,
+        /// Training goes on if at least this many nodes are left (`--nnodes MIN:MAX`). 0: it needs all nodes.
+        pub nodes_min: u32 = 0,
         /// Number of this node, from 0 (`--node-rank`). Node 0 coordinates.
         pub node_rank: u32 = 0,
     }
 }
 
 impl ParallelConfig {
+    /// Number of nodes without which training does not go on.
+    pub fn nodes_needed(&self) -> u32 {
+        if self.nodes_min == 0 { self.nodes } else { self.nodes_min }
+    }
+
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if let Some(workers) = self.workers.value() {
             checker.within("parallel.workers", workers, 1..=1024);
         }
         checker.within("parallel.tensor", self.tensor, 1..=1024);
         checker.within("parallel.nodes", self.nodes, 1..=4096);
+        if self.nodes_min > self.nodes {
+            checker.push(
+                "parallel.nodes_min",
+                format!("is {}, wanted at most parallel.nodes = {}", self.nodes_min, self.nodes),
+            );
+        }
         if self.node_rank >= self.nodes {
             checker.push(
                 "parallel.node_rank",

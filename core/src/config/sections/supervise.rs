@@ -34,6 +34,9 @@ section! {
         pub preempt_timeout_s: f64 = 25.0,
         /// A node from which nothing was heard for this time is lost, and so is node 0 for the other nodes, seconds.
         pub node_timeout_s: f64 = 10.0,
+        /// How long training waits for a lost node before it goes on with fewer nodes, if `--nnodes MIN:MAX` allows it,
+        /// seconds.
+        pub node_patience_s: f64 = 120.0,
         /// Largest number of restarts in a row without a new checkpoint (`--max-restarts`). 0: never restart.
         pub max_restarts: u32 = 3,
         /// How long an outage of storage or network may last before the command gives up, seconds. Restarts during an
@@ -57,6 +60,7 @@ impl SuperviseConfig {
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.preempt_timeout_s", self.preempt_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.node_timeout_s", self.node_timeout_s, 2.0..=3600.0);
+        checker.within("supervise.node_patience_s", self.node_patience_s, 0.0..=DAY_S);
         checker.within("supervise.outage_patience_s", self.outage_patience_s, 0.0..=30.0 * DAY_S);
         checker.within("supervise.log_bytes_max", self.log_bytes_max, 1 << 12..=1 << 40);
         checker.within("supervise.heartbeat_s", self.heartbeat_s, 0.01..=60.0);
