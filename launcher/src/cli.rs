@@ -2,6 +2,7 @@
 //! flags to fields of the configuration.
 
 mod numbers;
+mod schedulers;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -576,6 +577,7 @@ impl Global {
     }
 
     fn add_flags(&self, mut layers: Vec<Layer>) -> Vec<Layer> {
+        layers.extend(schedulers::layers(|name| std::env::var(name).ok()));
         layers.extend(self.set.iter().cloned().map(Layer::Set));
         let mut flag = |flag, key, value: Option<Value>| {
             layers.extend(value.map(|value| Layer::Flag { flag, key, value }));

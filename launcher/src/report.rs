@@ -163,7 +163,7 @@ impl FailureReport<'_> {
         }
         for RankEnd { rank, host, pid, device, phase, step, end, .. } in ranks {
             let step = if *step > 0 { format!(" of step {step}") } else { String::new() };
-            let _ = write!(text, "\n  rank {rank}: here, pid {pid}, {device}, phase {phase}{step}: {end}");
+            let _ = write!(text, "\n  rank {rank}: {host}, pid {pid}, {device}, phase {phase}{step}: {end}");
         }
         for rank in involved(first) {
             let lines = ranks.get(rank as usize).map(|rank| rank.last_lines.as_slice()).unwrap_or_default();

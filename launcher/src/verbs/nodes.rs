@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
@@ -17,6 +17,9 @@ use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::host;
 use crate::supervisor::{NodeSettings, Supervisor, hold_signals, run_node};
+
+/// How long to wait before the name of node 0 is looked up again.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(2);
 
 /// Runs the verb of a command line with several nodes. `None` if there is only one node.
 pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Option<Value>> {
@@ -43,7 +46,7 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         let settings = NodeSettings { rendezvous, token, facts: own, silence_limit, gather_limit, preempt_limit };
         return run_node(&settings).map(Some);
     }
-    let address = own_address(&rendezvous)?;
+    let address = own_address(&rendezvous, gather_limit)?;
     let interface = match config.network.interface.as_str() {
         "" => interface_of(address.ip()).unwrap_or_default(),
         named => named.to_owned(),
@@ -98,13 +101,29 @@ fn facts(verb: &str, config: &RunConfig) -> Result<NodeFacts, LaunchError> {
     })
 }
 
-/// The address of node 0, which must be this machine.
-fn own_address(rendezvous: &str) -> Result<SocketAddr, LaunchError> {
-    let addresses = rendezvous.to_socket_addrs().map_err(LaunchError::at(rendezvous));
-    let addresses: Vec<SocketAddr> = addresses.map_err(|error| error.about("--rendezvous"))?.collect();
+/// The address of node 0, which must be this machine. Waits until its name is known: a scheduler may start a process before
+/// the name of its machine.
+fn own_address(rendezvous: &str, patience: Duration) -> Result<SocketAddr, LaunchError> {
+    let mut supervisor = Supervisor::new().map_err(|error| reported!(Internal, "{error:#}"))?;
+    let begun = Instant::now();
+    let addresses: Vec<SocketAddr> = loop {
+        match rendezvous.to_socket_addrs() {
+            Ok(found) => break found.collect(),
+            Err(error) if begun.elapsed() >= patience => {
+                return Err(LaunchError::at(rendezvous)(error).about("--rendezvous"));
+            }
+            Err(error) => tracing::warn!("--rendezvous: {rendezvous}: {error}; trying again"),
+        }
+        supervisor.pause(RESOLVE_AGAIN)?;
+    };
     let own = addresses.iter().find(|address| interface_of(address.ip()).is_some());
     own.copied().ok_or_else(|| {
-        reported!(Device, "--rendezvous: no network interface of node 0 has the address of {rendezvous}")
+        let found: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
+        reported!(
+            Device,
+            "--rendezvous: {rendezvous} has the address {}, but no network interface of node 0 has it",
+            found.join(", ")
+        )
     })
 }
 
