@@ -8,6 +8,7 @@ mod equality;
 mod hangs;
 mod head;
 mod nodes;
+mod partitions;
 mod preempt;
 mod refusals;
 mod restarts;

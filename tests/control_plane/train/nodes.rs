@@ -70,7 +70,7 @@ impl<'a> Nodes<'a> {
     }
 }
 
-fn write_token(stage: &Stage, name: &str, token: &str) {
+pub(super) fn write_token(stage: &Stage, name: &str, token: &str) {
     let path = stage.path().join(name);
     std::fs::write(&path, token).expect("the test folder is writable");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("the test owns the file");
@@ -78,7 +78,7 @@ fn write_token(stage: &Stage, name: &str, token: &str) {
 
 /// Waits until the run has made `steps` steps.
 #[track_caller]
-fn has_made(stage: &Stage, run: &str, steps: usize) {
+pub(super) fn has_made(stage: &Stage, run: &str, steps: usize) {
     let path = run_dir(stage, run).join("events.jsonl");
     eventually("the run has made enough steps", || path.exists() && events(stage, run, "progress").len() >= steps);
 }
@@ -140,7 +140,7 @@ fn lost_nodes_come_back_and_change_no_number() {
 }
 
 /// Number of workers of each attempt.
-fn workers_of_attempts(stage: &Stage, run: &str) -> Vec<u64> {
+pub(super) fn workers_of_attempts(stage: &Stage, run: &str) -> Vec<u64> {
     events(stage, run, "attempt").iter().map(|attempt| attempt["workers"].as_u64().expect("it is a number")).collect()
 }
 

@@ -1,0 +1,287 @@
+//! Tests of nodes in network namespaces, which are connected by a bridge as machines are by a switch: links that break,
+//! and strangers that try to disturb. The tests are skipped with a message where namespaces cannot be made, for example
+//! without root.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
+
+use super::nodes::{has_made, workers_of_attempts, write_token};
+use super::support::{BASE, assert_close, events, last_trace, stage, trace, train};
+use crate::stage::{Stage, eventually, signal, wait, workers_of};
+
+/// Port of node 0. Nobody else is in its namespace.
+const PORT: u16 = 29_400;
+
+/// Namespaces with the addresses 10.77.0.1, 10.77.0.2, ..., and one more with the bridge between them.
+struct Network {
+    prefix: String,
+    members: usize,
+}
+
+impl Network {
+    /// Returns `None` after printing a message if namespaces cannot be made.
+    #[allow(clippy::print_stderr, reason = "the test says why it is skipped")]
+    fn new(members: usize) -> Option<Self> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let network = Self { prefix: format!("ld{}-{number}-", std::process::id()), members };
+        match network.set_up() {
+            Ok(()) => Some(network),
+            Err(reason) => {
+                eprintln!("skipped: network namespaces cannot be made: {reason}");
+                None
+            }
+        }
+    }
+
+    fn set_up(&self) -> Result<(), String> {
+        let switch = self.name("switch");
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add br0 type bridge"))?;
+        ip(&format!("-n {switch} link set br0 up"))?;
+        for member in 0..self.members {
+            let (name, address) = (self.name(&member.to_string()), Self::address(member));
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+            ip(&format!("-n {name} link add eth0 type veth peer name port{member} netns {switch}"))?;
+            ip(&format!("-n {name} address add {address}/24 dev eth0"))?;
+            ip(&format!("-n {name} link set eth0 up"))?;
+            ip(&format!("-n {switch} link set port{member} master br0 up"))?;
+        }
+        Ok(())
+    }
+
+    fn name(&self, part: &str) -> String {
+        format!("{}{part}", self.prefix)
+    }
+
+    fn address(member: usize) -> String {
+        format!("10.77.0.{}", member + 1)
+    }
+
+    /// Breaks or mends the link of a member.
+    fn set_link(&self, member: usize, state: &str) {
+        ip(&format!("-n {} link set port{member} {state}", self.name("switch"))).expect("the link exists");
+    }
+
+    /// A command that runs in the namespace of a member.
+    fn inside(&self, member: usize, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &self.name(&member.to_string())]).arg(command.get_program());
+        inside.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside.current_dir(command.get_current_dir().expect("the command has a folder"));
+        inside
+    }
+
+    /// Starts the launcher of a node in its namespace. Its output is appended to the file `node-K.log`.
+    fn start(&self, stage: &Stage, node: usize, nodes: &str, line: &str) -> Child {
+        let command = stage.command(&format!(
+            "--nnodes {nodes} --node-rank {node} --rendezvous {}:{PORT} --token-file token {line}",
+            Self::address(0)
+        ));
+        let path = stage.path().join(format!("node-{node}.log"));
+        let log = std::fs::File::options().append(true).create(true).open(path).expect("the folder is writable");
+        let mut command = self.inside(node, &command);
+        command.stdout(Stdio::null()).stderr(log).spawn().expect("the launcher can be started")
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for member in 0..self.members {
+            let _ = ip(&format!("netns delete {}", self.name(&member.to_string())));
+        }
+        let _ = ip(&format!("netns delete {}", self.name("switch")));
+    }
+}
+
+fn ip(line: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(line.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {line}: {}", stderr.trim())) }
+}
+
+fn log(stage: &Stage, node: usize) -> String {
+    std::fs::read_to_string(stage.path().join(format!("node-{node}.log"))).expect("the node has a log")
+}
+
+/// Waits until a new attempt with `workers` workers has made some steps.
+#[track_caller]
+fn goes_on(stage: &Stage, attempts: usize, workers: u64) {
+    eventually(&format!("attempt {attempts} begins with {workers} workers"), || {
+        let found = workers_of_attempts(stage, "run");
+        found.len() >= attempts && found[attempts - 1] == workers
+    });
+    let made = events(stage, "run", "progress").len();
+    has_made(stage, "run", made + 5);
+}
+
+#[test]
+fn three_nodes_survive_broken_links_and_lost_nodes() {
+    let Some(network) = Network::new(3) else { return };
+    let stage = stage();
+    write_token(&stage, "token", &stage.run("token").stdout);
+    // Neither 4 nor 6 divides the batch.
+    let settings = format!("{BASE} --set train.global_batch=250 --workers 2 --set checkpoint.every=10");
+    let limits = "--set supervise.node_timeout_s=2 --set supervise.node_patience_s=12 --max-restarts 9";
+    let line = format!("{settings} {limits} --set train.steps=100000 --run run train");
+    let start = |node| network.start(&stage, node, "2:3", &line);
+    let mut launchers: Vec<Child> = (0..3).map(start).collect();
+    goes_on(&stage, 1, 6);
+
+    network.set_link(2, "down");
+    eventually("node 0 loses node 2", || log(&stage, 0).contains("node 2 ("));
+    eventually("node 2 loses node 0", || log(&stage, 2).contains("trying again"));
+    assert!(workers_of(launchers[2].id()).is_empty(), "workers of a node that is cut off are left");
+    network.set_link(2, "up");
+    goes_on(&stage, 2, 6);
+
+    signal(launchers[1].id(), Signal::SIGKILL);
+    wait(&mut launchers[1]);
+    launchers[1] = start(1);
+    goes_on(&stage, 3, 6);
+
+    signal(launchers[0].id(), Signal::SIGKILL);
+    wait(&mut launchers[0]);
+    launchers[0] = start(0);
+    goes_on(&stage, 4, 6);
+
+    signal(launchers[2].id(), Signal::SIGKILL);
+    wait(&mut launchers[2]);
+    goes_on(&stage, 5, 4);
+    let shrunk_at = events(&stage, "run", "attempt")[4]["step"].as_u64().expect("a step is a number");
+    eventually("fifty steps with two nodes", || last_step(&stage) >= shrunk_at + 50);
+
+    launchers[2] = start(2);
+    goes_on(&stage, 6, 6);
+    let grown_at = events(&stage, "run", "attempt")[5]["step"].as_u64().expect("a step is a number");
+    signal(launchers[1].id(), Signal::SIGTERM);
+    for (node, launcher) in launchers.iter_mut().enumerate() {
+        assert_eq!(wait(launcher), Some(ExitCode::Preempted.code().into()), "node {node}: {}", log(&stage, node));
+    }
+    assert_eq!(stage.leftover_sockets(), 1, "only the launcher that was killed as node 0 may leave its sockets");
+
+    // The same steps on one node: equal bits with the same layout, and 1e-5 afterwards.
+    let reference = format!("--set train.global_batch=250 --workers 6 --set train.steps={}", shrunk_at + 50);
+    train(&stage, "one", &reference).exits_with(ExitCode::Success);
+    let (run, one) = (last_trace(&stage, "run"), trace(&stage, "one"));
+    assert!(run.range(..=shrunk_at).eq(one.range(..=shrunk_at)), "the losses before step {shrunk_at} differ");
+    let run_until = run.range(..=shrunk_at + 50).map(|(step, found)| (*step, *found)).collect();
+    assert_close(&run_until, &one, 1e-5, "4 workers");
+    // No step is missing, and none was repeated when the node came back.
+    assert!(run.keys().copied().eq(1..=*run.keys().last().expect("steps were made")));
+    let saved = events(&stage, "run", "checkpoint").iter().any(|saved| saved["step"] == grown_at);
+    assert!(saved, "the run did not grow at a checkpoint: step {grown_at}");
+    let audit = format!("{BASE} --set train.global_batch=250 --workers 1 shards verify shards/small --epochs 20");
+    stage.run(&format!("{audit} --world-sizes 4,6")).exits_with(ExitCode::Success);
+}
+
+fn last_step(stage: &Stage) -> u64 {
+    events(stage, "run", "progress").last().and_then(|last| last["step"].as_u64()).unwrap_or(0)
+}
+
+/// Scans the ports of two hosts, and then disturbs what listens there: sends nothing and reads, sends random bytes, opens
+/// a thousand connections that stay idle. Prints the open ports of both hosts as JSON, and how many bytes came back.
+const STRANGER: &str = r"
+import json, os, random, socket, sys, time
+hosts, port0, seconds = sys.argv[1].split(','), int(sys.argv[2]), float(sys.argv[3])
+found = {}
+for host in hosts:
+    for port in range(1, 65536):
+        probe = socket.socket()
+        probe.settimeout(1)
+        if probe.connect_ex((host, port)) == 0:
+            found.setdefault(host, []).append(port)
+        probe.close()
+answers = 0
+def hear(connection):
+    global answers
+    try:
+        answers += len(connection.recv(1000))
+    except OSError:
+        pass
+for host, ports in found.items():
+    for port in ports:
+        silent = socket.create_connection((host, port))
+        silent.settimeout(0.3)
+        hear(silent)
+        loud = socket.create_connection((host, port))
+        loud.settimeout(0.3)
+        loud.sendall(b'GET / HTTP/1.1\r\n\r\n' + os.urandom(4000))
+        hear(loud)
+idle = []
+for _ in range(1000):
+    idle.append(socket.create_connection((hosts[0], port0)))
+end, tries = time.time() + seconds, 0
+while time.time() < end:
+    try:
+        loud = socket.create_connection((hosts[0], port0))
+        loud.settimeout(0.05)
+        loud.sendall(os.urandom(random.choice([1, 47, 48, 49, 5000])))
+        hear(loud)
+        loud.close()
+    except OSError:
+        pass
+    tries += 1
+    time.sleep(0.005)
+print(json.dumps({'found': found, 'answers': answers, 'tries': tries}))
+";
+
+/// Processor time of the launcher's thread that talks to other nodes, seconds.
+fn seconds_of_thread(pid: u32, name: &str) -> f64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the launcher runs").flatten();
+    let read = |thread: &std::fs::DirEntry, file: &str| std::fs::read_to_string(thread.path().join(file)).ok();
+    let mut named = threads.filter(|thread| read(thread, "comm").is_some_and(|comm| comm.trim() == name));
+    let stat = named.next().and_then(|thread| read(&thread, "stat")).expect("the launcher has such a thread");
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+    let ticks: f64 = fields[11..13].iter().map(|field| field.parse::<f64>().expect("ticks are numbers")).sum();
+    ticks / 100.0
+}
+
+#[test]
+fn strangers_learn_nothing_and_disturb_nobody() {
+    let Some(network) = Network::new(3) else { return };
+    let stage = stage();
+    write_token(&stage, "token", &stage.run("token").stdout);
+    let line = format!("{BASE} --workers 1 --set supervise.node_timeout_s=2 --set train.steps=100000 --run run train");
+    let mut launchers: Vec<Child> = (0..2).map(|node| network.start(&stage, node, "2", &line)).collect();
+    has_made(&stage, "run", 3);
+    let (before, began) = (seconds_of_thread(launchers[0].id(), "nodes"), Instant::now());
+    let mut stranger = Command::new("python3");
+    let hosts = [Network::address(0), Network::address(1)].join(",");
+    stranger.args(["-c", STRANGER, &hosts, &PORT.to_string(), "8"]).current_dir(stage.path());
+    let output = network.inside(2, &stranger).output().expect("the machine has Python");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let share = (seconds_of_thread(launchers[0].id(), "nodes") - before) / began.elapsed().as_secs_f64();
+    assert!(share < 0.1, "the thread needed {:.1} % of a core", 100.0 * share);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("the stranger prints JSON");
+    assert_eq!(found["answers"], 0, "{found}");
+    assert!(found["tries"].as_u64() > Some(100), "{found}");
+    // The coordinator, and one listener of Gloo per worker.
+    let ports = |node: usize| found["found"][Network::address(node)].as_array().map_or(0, Vec::len);
+    assert_eq!((ports(0), ports(1)), (2, 1), "{found}");
+    assert!(found["found"][Network::address(0)].as_array().is_some_and(|ports| ports.contains(&PORT.into())));
+
+    let made = events(&stage, "run", "progress").len();
+    has_made(&stage, "run", made + 5);
+    std::thread::sleep(Duration::from_millis(100));
+    signal(launchers[0].id(), Signal::SIGTERM);
+    for (node, launcher) in launchers.iter_mut().enumerate() {
+        assert_eq!(wait(launcher), Some(ExitCode::Preempted.code().into()), "node {node}: {}", log(&stage, node));
+    }
+    assert_eq!(workers_of_attempts(&stage, "run"), [2], "training was disturbed: {}", log(&stage, 0));
+    assert!(log(&stage, 0).contains("rejected"), "{}", log(&stage, 0));
+    let steps = last_trace(&stage, "run").len();
+    train(&stage, "one", &format!("--workers 2 --set train.steps={}", steps.min(50))).exits_with(ExitCode::Success);
+    let (run, one) = (trace(&stage, "run"), trace(&stage, "one"));
+    assert!(one.iter().all(|(step, found)| run[step] == *found), "the losses differ");
+}
