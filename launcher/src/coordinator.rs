@@ -62,6 +62,8 @@ pub enum GangEvent {
         /// The message.
         message: ToLauncher,
     },
+    /// Heartbeats of several workers: rank and heartbeat.
+    Beats(Vec<(u32, Beat)>),
     /// A worker sent a message that cannot be parsed.
     Garbled {
         /// Rank of the worker.
@@ -297,6 +299,10 @@ impl Coordinator {
         }
         match event {
             GangEvent::Message { rank, message } => self.message(rank, message, now),
+            GangEvent::Beats(beats) => {
+                beats.into_iter().for_each(|(rank, beat)| self.pulses.beat(rank, beat, now));
+                Vec::new()
+            }
             GangEvent::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
             GangEvent::Closed(rank) => self.closed(rank, now),
             GangEvent::Exited { rank, exit } => self.exited(rank, exit, now),

@@ -8,6 +8,7 @@ use locdiff_core::protocol::WorkerSlot;
 use crate::cluster::{Cluster, NodeFacts};
 use crate::error::{LaunchError, refuse, reported};
 use crate::gpus::Inventory;
+use crate::run_folder::host;
 
 /// The workers of a run, on one node or on several.
 #[derive(Debug, Clone)]
@@ -110,6 +111,12 @@ impl NodeWorkers {
     /// The network interface of a worker; `None` if there is only one node.
     pub fn interface_of(&self, slot: &WorkerSlot) -> Option<&str> {
         self.node(slot.node).map(|node| node.interface.as_str())
+    }
+
+    /// For each worker, the number and the machine of its node.
+    pub fn places(&self) -> Vec<(u32, String)> {
+        let place = |slot: &WorkerSlot| (slot.node, self.node(slot.node).map_or_else(host, |node| node.host.clone()));
+        self.slots.iter().map(place).collect()
     }
 
     /// Number of CPU threads of each worker.

@@ -34,7 +34,7 @@ mod stragglers;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use locdiff_core::config::{self, Layer, RunConfig};
+use locdiff_core::config::{self, Layer, NetworkConfig, RunConfig};
 use locdiff_core::files::Files;
 
 use crate::error::{LaunchError, refuse, reported};
@@ -105,7 +105,7 @@ impl RunFolder {
         name.clone_into(&mut config.checkpoint.run);
         // These belong to a command, not to the run.
         (config.parallel.nodes, config.parallel.nodes_min, config.parallel.node_rank) = (1, 0, 0);
-        (config.network.rendezvous, config.network.token_file) = (String::new(), String::new());
+        config.network = NetworkConfig { interface: config.network.interface, ..NetworkConfig::default() };
         let path = self.path.join(CONFIG);
         let text = toml::to_string(&config).expect("a checked configuration contains only plain TOML values");
         let previous = match std::fs::read_to_string(&path) {

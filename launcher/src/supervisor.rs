@@ -367,8 +367,14 @@ async fn supervise(
         {
             members[fault.rank as usize].send(ToWorker::Inject(fault));
         }
-        if let GangEvent::Message { rank, message: ToLauncher::Beat(beat) } = &event {
-            observations.beat(*rank as usize, beat.clone());
+        match &event {
+            GangEvent::Message { rank, message: ToLauncher::Beat(beat) } => {
+                observations.beat(*rank as usize, beat.clone());
+            }
+            GangEvent::Beats(beats) => {
+                beats.iter().for_each(|(rank, beat)| observations.beat(*rank as usize, beat.clone()));
+            }
+            _ => {}
         }
         for action in coordinator.step(event, began.elapsed()) {
             carry_out(action, gang, &mut members, observations);
@@ -512,11 +518,12 @@ fn handle_node(news: FromCluster, members: &mut [WorkerHandle], observations: &O
             let failure = Failure { message: error, of_peer: false, exit_code, kind };
             return lose(members, node, failure);
         }
-        FromNode::Alive(steps) => {
-            for (rank, step) in steps {
-                members.get_mut(rank as usize).filter(|member| member.is_of(node)).map(|member| member.set_step(step));
-            }
-            return None;
+        FromNode::Alive { mut beats, .. } => {
+            beats.retain(|(rank, beat)| {
+                let member = members.get_mut(*rank as usize).filter(|member| member.is_of(node));
+                member.map(|member| member.set_step(beat.step)).is_some()
+            });
+            return (!beats.is_empty()).then_some(NodeNews::Event(GangEvent::Beats(beats)));
         }
         FromNode::Interrupted(code) => {
             let code = ExitCode::from_code(code.into()).unwrap_or(ExitCode::Interrupted);

@@ -377,10 +377,9 @@ impl Shared {
                 state.interrupted.get_or_insert(code);
             }
             let belongs = |gang: &&AttachedGang| match &message {
-                FromNode::Worker { gang: number, .. } | FromNode::NotStarted { gang: number, .. } => {
-                    gang.number == *number
-                }
-                FromNode::Alive(_) => gang.nodes.contains(&node),
+                FromNode::Worker { gang: number, .. }
+                | FromNode::NotStarted { gang: number, .. }
+                | FromNode::Alive { gang: number, .. } => gang.number == *number,
                 FromNode::Interrupted(_) => true,
                 FromNode::Proof(_) => false,
             };
@@ -550,9 +549,17 @@ async fn admit(
             Ok(proof) => proof,
             Err(error) => return Ok(Err(Refusal::of(error))),
         };
-        sender.send(&ToNode::Prove { path: proof.path.to_string_lossy().into_owned() }).await?;
-        let answer = tokio::time::timeout(PROOF_LIMIT, receiver.receive::<FromNode>()).await;
-        let answer = answer.map_err(|_| io::Error::other("it did not answer in time"))??;
+        let name = proof.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        sender.send(&ToNode::Prove { name }).await?;
+        let answer = tokio::time::timeout(PROOF_LIMIT, async {
+            loop {
+                match receiver.receive::<FromNode>().await {
+                    Ok(Some(FromNode::Alive { .. })) => {}
+                    other => return other,
+                }
+            }
+        });
+        let answer = answer.await.map_err(|_| io::Error::other("it did not answer in time"))??;
         if !matches!(&answer, Some(FromNode::Proof(Some(text))) if *text == proof.text) {
             let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
             return Ok(Err(Refusal::of(reported!(

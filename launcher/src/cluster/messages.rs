@@ -9,6 +9,7 @@ use std::time::Duration;
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::FailureKind;
 use locdiff_core::protocol::{ToLauncher, ToWorker, WorkerSlot};
+use locdiff_core::pulse::Beat;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -72,10 +73,10 @@ pub(crate) enum ToNode {
         /// Whether the reason may vanish, so that the node should try again.
         is_temporary: bool,
     },
-    /// Read this file in the common folder, and send its content.
+    /// Read this file in the common folder, which is `checkpoint.dir`, and send its content.
     Prove {
-        /// Path of the file.
-        path: String,
+        /// Name of the file.
+        name: String,
     },
     /// The node takes part.
     Welcome,
@@ -143,8 +144,13 @@ impl WorkerSignal {
 pub(crate) enum FromNode {
     /// The content of the file in [`ToNode::Prove`]; `None` if it cannot be read.
     Proof(Option<String>),
-    /// The node is alive. Its running workers have begun these steps: rank and step.
-    Alive(Vec<(u32, u64)>),
+    /// The node is alive.
+    Alive {
+        /// Number of the gang; 0 if there is none.
+        gang: u64,
+        /// Rank and heartbeat of each worker with a new heartbeat.
+        beats: Vec<(u32, Beat)>,
+    },
     /// Somebody asked this node to stop, and its launcher would end with this exit code.
     Interrupted(u8),
     /// Something happened to a worker.
@@ -175,7 +181,7 @@ pub(crate) enum FromNode {
 pub(crate) enum WorkerEvent {
     /// The worker was started and has this process id.
     Started(u32),
-    /// The worker sent a message.
+    /// The worker sent a message other than a heartbeat.
     Message(Box<ToLauncher>),
     /// The worker sent a message that cannot be parsed, for this reason.
     Garbled(String),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use locdiff_core::files::WRITING;
-use locdiff_core::protocol::{Goodput, Progress};
+use locdiff_core::protocol::{CheckpointManifest, Goodput, Progress};
 use locdiff_core::pulse::{Beat, WorkPhase};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +74,12 @@ impl RunState {
 pub struct WorkerStatus {
     /// Rank of the worker.
     pub rank: u32,
+    /// Number of the worker's node.
+    #[serde(default)]
+    pub node: u32,
+    /// Name of the worker's machine.
+    #[serde(default)]
+    pub host: String,
     /// Phase in the worker's last heartbeat; `start` before the first heartbeat.
     pub phase: WorkPhase,
     /// Step in the worker's last heartbeat; 0 before the first step.
@@ -113,6 +119,9 @@ pub struct RunStatus {
     pub workers: Vec<WorkerStatus>,
     /// Step of the newest checkpoint.
     pub checkpoint_step: Option<u64>,
+    /// When the newest checkpoint was committed, seconds since 1970; `None` if it is not known.
+    #[serde(default)]
+    pub checkpoint_unix_s: Option<f64>,
     /// The root cause of the last failure.
     pub failure: Option<String>,
     /// How the run has spent its time.
@@ -196,6 +205,7 @@ impl StatusKeeper {
             seconds_left: None,
             workers: Vec::new(),
             checkpoint_step: None,
+            checkpoint_unix_s: None,
             failure: before.and_then(|before| before.failure),
             goodput,
             uncommitted_s: 0.0,
@@ -206,14 +216,23 @@ impl StatusKeeper {
         (Self { path, status, clock, began, written_at, global_batch, has_warned, stragglers }, vanished)
     }
 
-    /// Records that an attempt begins. `checkpoint` is the step of the checkpoint that the attempt resumes from; `None`
-    /// if it begins at the first step.
-    pub fn begin(&mut self, attempt: u32, restarts: u32, checkpoint: Option<u64>, workers: usize) {
-        let start = |rank| WorkerStatus { rank: rank as u32, phase: WorkPhase::Start, step: 0, times: None };
-        self.status.workers = (0..workers).map(start).collect();
-        self.stragglers = Stragglers::new(workers);
+    /// Records that an attempt begins. `checkpoint` is what the attempt resumes from; `None` if it begins at the first
+    /// step. `places` has the number and the machine of each worker's node.
+    pub fn begin(
+        &mut self,
+        attempt: u32,
+        restarts: u32,
+        checkpoint: Option<&CheckpointManifest>,
+        places: Vec<(u32, String)>,
+    ) {
+        self.stragglers = Stragglers::new(places.len());
+        let start =
+            |(rank, (node, host))| WorkerStatus { rank, node, host, phase: WorkPhase::Start, step: 0, times: None };
+        self.status.workers = (0..).zip(places).map(start).collect();
         (self.status.attempt, self.status.restarts) = (Some(attempt), restarts);
-        (self.status.step, self.status.checkpoint_step) = (checkpoint.unwrap_or(0), checkpoint);
+        self.status.checkpoint_step = checkpoint.map(|found| found.step);
+        self.status.checkpoint_unix_s = checkpoint.map(|found| found.committed_unix_s as f64);
+        self.status.step = self.status.checkpoint_step.unwrap_or(0);
         self.write();
     }
 
@@ -248,6 +267,7 @@ impl StatusKeeper {
     /// Records that the checkpoint of `step` was committed.
     pub fn committed(&mut self, step: u64) {
         self.status.checkpoint_step = Some(step);
+        self.status.checkpoint_unix_s = Some(exact_unix_s(SystemTime::now()));
         self.status.step = self.status.step.max(step);
         self.clock.committed(step);
     }
@@ -339,7 +359,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let (mut first, vanished) = keeper(folder.path());
         assert_eq!(vanished, None);
-        first.begin(0, 0, None, 2);
+        first.begin(0, 0, None, vec![(0, "here".to_owned()); 2]);
         first.status.goodput.steps_s = 8.0;
         first.clock = GoodputClock::new(first.status.goodput, Duration::ZERO);
         let spent = PhaseTimes::default();

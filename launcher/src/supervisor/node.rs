@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
-use locdiff_core::protocol::WorkerSlot;
+use locdiff_core::protocol::{ToLauncher, WorkerSlot};
+use locdiff_core::pulse::Beat;
 use serde_json::{Value, json};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
@@ -229,7 +231,8 @@ impl Node<'_> {
                     SessionEnd::Refused { exit_code, reason }
                 }));
             }
-            ToNode::Prove { path } => {
+            ToNode::Prove { name } => {
+                let path = Path::new(&self.settings.facts.config.checkpoint.dir).join(name);
                 let text = tokio::task::spawn_blocking(move || read_proof(&path)).await?;
                 let _ = workers.outbox.send(FromNode::Proof(text));
             }
@@ -270,7 +273,7 @@ impl Node<'_> {
 }
 
 /// Reads a file that node 0 has just written.
-fn read_proof(path: &str) -> Option<String> {
+fn read_proof(path: &Path) -> Option<String> {
     let begun = Instant::now();
     loop {
         match std::fs::read_to_string(path) {
@@ -278,7 +281,7 @@ fn read_proof(path: &str) -> Option<String> {
             _ if begun.elapsed() >= PROOF_PATIENCE => return None,
             _ => {
                 // Some file systems look for new files only when the folder is read.
-                let _ = std::path::Path::new(path).parent().map(std::fs::read_dir);
+                let _ = path.parent().map(std::fs::read_dir);
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
@@ -297,6 +300,8 @@ struct LocalGang {
     members: BTreeMap<u32, WorkerHandle>,
     events: mpsc::Sender<Notice>,
     notices: mpsc::Receiver<Notice>,
+    /// The newest heartbeat of each worker that was not passed on yet.
+    beats: BTreeMap<u32, Beat>,
     oom_kills_before: Option<u64>,
 }
 
@@ -313,8 +318,8 @@ impl LocalWorkers {
         }
         let (program, control) = (worker_path()?, ControlSocket::bind()?);
         let (events, notices) = mpsc::channel(NOTICES_MAX);
-        let (members, oom_kills_before) = (BTreeMap::new(), oom_kills());
-        let gang = self.gang.insert(LocalGang { number, control, members, events, notices, oom_kills_before });
+        let (members, beats, oom_kills_before) = (BTreeMap::new(), BTreeMap::new(), oom_kills());
+        let gang = self.gang.insert(LocalGang { number, control, members, events, notices, beats, oom_kills_before });
         let settings = SpawnSettings { worker: &program, interface, share_gpu };
         for slot in slots {
             match spawn(&settings, slot, &gang.control, &gang.events) {
@@ -370,6 +375,10 @@ impl LocalWorkers {
                 }
                 return Ok(());
             }
+            Notice::Happened(GangEvent::Message { rank, message: ToLauncher::Beat(beat) }) => {
+                gang.beats.insert(rank, beat);
+                return Ok(());
+            }
             Notice::Happened(GangEvent::Message { rank, message }) => (rank, WorkerEvent::Message(Box::new(message))),
             Notice::Happened(GangEvent::Garbled { rank, reason }) => (rank, WorkerEvent::Garbled(reason)),
             Notice::Happened(GangEvent::Closed(rank)) => (rank, WorkerEvent::Closed),
@@ -383,22 +392,39 @@ impl LocalWorkers {
             }
             Notice::Happened(_) => return Ok(()),
         };
-        let _ = self.outbox.send(FromNode::Worker { gang: gang.number, rank, event });
+        let number = gang.number;
+        // Node 0 must see a heartbeat before a message that the worker sent after it.
+        if gang.beats.contains_key(&rank) {
+            self.send_beats();
+        }
+        let _ = self.outbox.send(FromNode::Worker { gang: number, rank, event });
         Ok(())
     }
 
     /// Says that this node is alive, and collects orphans.
-    fn tick(&self) {
-        let mut steps = Vec::new();
-        if let Some(gang) = &self.gang {
-            let running = gang.members.iter().filter(|(_, member)| member.running);
-            steps
-                .extend(running.filter_map(|(rank, member)| Some((*rank, member.step(*rank, gang.control.folder())?))));
-            if orphans::adopts_orphans() {
-                orphans::collect(&gang.members.values().map(|member| member.pid).collect::<Vec<_>>());
+    fn tick(&mut self) {
+        if let Some(gang) = &self.gang
+            && orphans::adopts_orphans()
+        {
+            orphans::collect(&gang.members.values().map(|member| member.pid).collect::<Vec<_>>());
+        }
+        self.send_beats();
+    }
+
+    /// Passes the heartbeats of all workers on in one message: with one message each, node 0 would be busy with the
+    /// heartbeats of a large cluster.
+    fn send_beats(&mut self) {
+        let mut beats: Vec<(u32, Beat)> = Vec::new();
+        let number = self.gang.as_ref().map_or(0, |gang| gang.number);
+        if let Some(gang) = &mut self.gang {
+            beats.extend(std::mem::take(&mut gang.beats));
+            for (rank, beat) in &mut beats {
+                // The step file is newer than the heartbeat.
+                let member = gang.members.get(rank);
+                beat.step = member.and_then(|member| member.step(*rank, gang.control.folder())).unwrap_or(beat.step);
             }
         }
-        let _ = self.outbox.send(FromNode::Alive(steps));
+        let _ = self.outbox.send(FromNode::Alive { gang: number, beats });
     }
 
     /// Kills all workers, and waits until they have ended.

@@ -57,6 +57,27 @@ fn step_times(workers: &[WorkerStatus]) -> Option<String> {
     Some(format!("least / median / most ms per step: {}", parts.join(", ")))
 }
 
+/// What each worker does. With several nodes, the workers of a node that are in the same phase of the same step are named
+/// together.
+fn workers_text(workers: &[WorkerStatus]) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    for of_node in workers.chunk_by(|one, other| one.node == other.node) {
+        let same = of_node.chunk_by(|one, other| (one.phase, one.step) == (other.phase, other.step));
+        let same = same.map(|same| {
+            let (first, last) = (&same[0], &same[same.len() - 1]);
+            let ranks = match same.len() {
+                1 => format!("rank {}", first.rank),
+                _ => format!("ranks {} to {}", first.rank, last.rank),
+            };
+            format!("{ranks} in phase {} of step {}", first.phase, first.step)
+        });
+        let is_alone = workers.iter().all(|worker| worker.node == of_node[0].node);
+        let node = if is_alone { String::new() } else { format!("node {} ({}): ", of_node[0].node, of_node[0].host) };
+        texts.push(format!("{node}{}", same.collect::<Vec<_>>().join(", ")));
+    }
+    texts.join("; ")
+}
+
 fn text(status: &RunStatus, now: SystemTime) -> String {
     let mut head = vec![format!("step {} of {}", status.step, status.steps)];
     head.extend(status.loss.map(|loss| format!("loss {loss:.4}")));
@@ -64,10 +85,7 @@ fn text(status: &RunStatus, now: SystemTime) -> String {
     if status.state == RunState::Running {
         head.extend(status.samples_per_s.map(|speed| format!("{speed:.0} samples/s")));
         head.extend(status.seconds_left.map(|seconds| format!("{} left", duration_text(seconds))));
-        let worker =
-            |worker: &WorkerStatus| format!("rank {} in phase {} of step {}", worker.rank, worker.phase, worker.step);
-        let workers: Vec<String> = status.workers.iter().map(worker).collect();
-        lines.push(format!("pid {} on {}; {}", status.pid, status.host, workers.join(", ")));
+        lines.push(format!("pid {} on {}; {}", status.pid, status.host, workers_text(&status.workers)));
         lines.extend(step_times(&status.workers));
         if status.is_stale(now) {
             lines.push(format!("not updated for {}", duration_text(status.age_s(now))));

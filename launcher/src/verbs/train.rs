@@ -3,10 +3,12 @@
 //!
 //! - `ending`: the commands that are printed after training.
 //! - `forecast`: estimates how long training takes.
+//! - `metrics`: numbers for Prometheus.
 //! - `record`: the description of a failure that is written to the run folder.
 
 mod ending;
 mod forecast;
+mod metrics;
 mod record;
 
 use std::path::{Path, PathBuf};
@@ -186,6 +188,9 @@ pub(super) fn run_resolved(
         tracing::warn!("the previous launcher (pid {pid} on {host}) was killed or crashed after step {step}");
         run.note("vanished", &json!({ "pid": pid, "host": host, "step": step }));
     }
+    if !config.network.metrics.is_empty() {
+        metrics::serve(&config.network.metrics, run.path())?;
+    }
     let training = HeldRun {
         resolved,
         world,
@@ -349,7 +354,8 @@ impl HeldRun<'_> {
         self.policy.begin(step);
         let workers = self.world.slots.len();
         self.run.note("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }));
-        self.status.begin(attempt, self.restarts, point.checkpoint.as_ref().map(|_| step), workers);
+        let resumed = point.checkpoint.as_ref().map(|checkpoint| &checkpoint.manifest);
+        self.status.begin(attempt, self.restarts, resumed, self.world.places());
         let time_before = TimeBefore {
             spent: self.status.goodput(),
             began_unix_s: exact_unix_s(SystemTime::now()),

@@ -111,7 +111,7 @@ fn take_over(dir: &Path, config: &RunConfig) -> (RunFolder, u64) {
 /// A launcher is stopped before each of its file operations in turn. Another launcher resumes the run, and `trains` or
 /// only begins. Then the first one wakes up.
 fn wake_up_after_others(trains: bool) {
-    let (mut late, mut refused) = (0, 0);
+    let mut refused = 0;
     for operation in 0_u64.. {
         assert!(operation < 500, "a session has 500 or more file operations");
         let home = Home::new();
@@ -152,8 +152,6 @@ fn wake_up_after_others(trains: bool) {
             let kept: Vec<u64> = counted(&home).iter().map(|(step, _)| *step).collect();
             assert_eq!(kept, [from, 50], "{case}");
         }
-        // The step that the first launcher may have committed too late.
-        late += u32::from(home.names("step-").contains(&"step-00000040".to_owned()) && from == 30);
         let next = if trains { 60 } else { 40 };
         if next > from {
             save(&Files::real(), &folder, next, None).expect("the checkpoint can be committed");
@@ -167,7 +165,7 @@ fn wake_up_after_others(trains: bool) {
         let (_, step) = take_over(home.dir(), &home.config);
         assert_eq!(step, next.max(from), "{case}");
     }
-    assert!(late > 0 && refused > 0, "no session was stopped in the middle of its commit");
+    assert!(refused > 0, "no session was stopped in the middle of its commit");
 }
 
 #[test]

@@ -16,6 +16,9 @@ pub struct NetworkConfig {
     pub interface: String,
     /// HOST:PORT of node 0 (`--rendezvous`), where the launchers of the other nodes connect.
     pub rendezvous: String,
+    /// Where `train` serves numbers for Prometheus: PORT, which stands for a port on the loopback interface, or HOST:PORT.
+    /// "": nowhere.
+    pub metrics: String,
     /// File with the token that all nodes share (`--token-file`). "": the environment variable LOCDIFF_TOKEN.
     pub token_file: String,
 }
