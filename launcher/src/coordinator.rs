@@ -608,5 +608,4 @@ fn mismatch(hello: &Hello) -> Option<String> {
 }
 
 #[cfg(test)]
-#[path = "coordinator_tests.rs"]
 mod tests;

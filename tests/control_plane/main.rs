@@ -6,6 +6,7 @@ mod command_line;
 mod eval;
 mod first_hour;
 mod gang;
+mod nodes;
 mod perturbation;
 #[path = "../data_plane/python_support.rs"]
 mod python_support;

@@ -2,6 +2,7 @@
 
 use locdiff_core::exit_code::ExitCode;
 
+use crate::nodes::{bytes, with_a_killed_node};
 use crate::stage::{Stage, Worker, wheel};
 
 #[test]
@@ -60,4 +61,13 @@ fn grid_covers_the_land_beside_the_places_of_a_list() {
     stage.run(grid).exits_with(ExitCode::Exists).stderr_has("--overwrite");
     stage.run("shards grid --spacing-km 1 --out x").exits_with(ExitCode::Usage).stderr_has("wanted a number from 5 to");
     stage.run("shards simulate --cells 1 --out x").exits_with(ExitCode::Usage).stderr_has("--part");
+}
+
+#[test]
+fn node_killed_during_a_simulation_changes_no_byte() {
+    let stage = Stage::with_geoclip();
+    let settings = "--device cpu --json shards simulate --rows 9000 --views 4 --seed 5";
+    stage.run(&format!("--workers 2 {settings} --out one")).exits_with(ExitCode::Success);
+    with_a_killed_node(&stage, &format!("--workers 1 {settings} --out two"));
+    assert_eq!(bytes(&stage.path().join("two")), bytes(&stage.path().join("one")));
 }

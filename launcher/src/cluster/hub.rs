@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode as _};
 use locdiff_core::protocol::Failure;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -39,6 +40,9 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often the nodes that are still missing are named.
 const REMIND_EVERY: Duration = Duration::from_secs(10);
+
+/// Number of files that a launcher may need beside the connections to nodes.
+const FILES_BESIDE_NODES: u64 = 2048;
 
 /// What node 0 needs to know to let others take part.
 #[derive(Debug)]
@@ -133,6 +137,7 @@ impl Cluster {
     /// Listens for the other nodes.
     pub(crate) fn open(settings: HubSettings) -> anyhow::Result<Arc<Self>> {
         let address = settings.address;
+        allow_connections(settings.nodes);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the async runtime")?;
         let about = |error| LaunchError::at(address.to_string())(error).about("--rendezvous");
@@ -273,6 +278,18 @@ impl Cluster {
         while !self.shared.lock().links.is_empty() && begun.elapsed() < FAREWELL_LIMIT {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// Allows this process as many open files as `nodes` connections need, if the limit of the system allows it. Shells
+/// usually set a limit of 1,024.
+fn allow_connections(nodes: u32) {
+    let wanted = FILES_BESIDE_NODES + 2 * u64::from(nodes);
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < wanted
+    {
+        // If this fails, connections beyond the limit fail, with a message.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, wanted.min(hard), hard);
     }
 }
 
@@ -601,3 +618,7 @@ impl Drop for Proof {
         let _ = std::fs::remove_file(&self.path);
     }
 }
+
+#[cfg(test)]
+#[path = "hub_tests.rs"]
+mod tests;

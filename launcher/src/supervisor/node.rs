@@ -232,6 +232,7 @@ impl Node<'_> {
                 }));
             }
             ToNode::Prove { name } => {
+                let name = Path::new(&name).file_name().unwrap_or_default().to_owned();
                 let path = Path::new(&self.settings.facts.config.checkpoint.dir).join(name);
                 let text = tokio::task::spawn_blocking(move || read_proof(&path)).await?;
                 let _ = workers.outbox.send(FromNode::Proof(text));

@@ -6,6 +6,7 @@ use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
 use super::support::{ACCURACIES, folder, read, row, stage};
+use crate::nodes::{bytes, with_a_killed_node};
 use crate::small_shards;
 use crate::stage::Ran;
 
@@ -110,4 +111,17 @@ fn concurrent_evaluations_of_one_run_do_not_mix() {
         let table: Value = serde_json::from_str(&read(&stage, "table.json")).expect("the file is valid JSON");
         assert!(alone.contains(&table["rows"]));
     }
+}
+
+#[test]
+fn node_killed_during_an_evaluation_changes_no_byte() {
+    let stage = stage();
+    small_shards::build(&stage, "many", 2000..2600, 1, true);
+    let settings = "--device cpu --json --run small --set shards.test=shards/many --set eval.sampler_steps=200";
+    stage.run(&format!("{settings} --workers 2 eval --hybrid")).exits_with(ExitCode::Success);
+    let one = bytes(&folder(&stage));
+    assert!(one.len() >= 6, "{:?}", one.keys());
+    std::fs::remove_dir_all(folder(&stage)).expect("the evaluation has a folder");
+    with_a_killed_node(&stage, &format!("{settings} --workers 1 eval --hybrid"));
+    assert_eq!(bytes(&folder(&stage)), one);
 }

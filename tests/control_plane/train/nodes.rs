@@ -1,80 +1,16 @@
-//! Tests of several nodes that run one command. All "nodes" are launchers on this machine, with a folder in common.
+//! Tests of training on several nodes, which are launchers on this machine.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::process::{Child, Stdio};
+use std::process::Child;
 
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
 
 use super::support::{BASE, assert_close, events, last_trace, run_dir, stage, tensors, trace, train};
+use crate::nodes::{Nodes, write_token};
 use crate::stage::{Ran, Stage, eventually, is_alive, signal, wait, workers_of};
 
 /// A number of rows that neither 4 nor 6 divides.
 const BATCH: &str = "--set train.global_batch=250";
-
-/// Nodes that share a token and the address of node 0.
-struct Nodes<'a> {
-    stage: &'a Stage,
-    port: u16,
-    nodes: &'a str,
-}
-
-impl<'a> Nodes<'a> {
-    fn new(stage: &'a Stage, nodes: &'a str) -> Self {
-        let token = stage.run("token").stdout;
-        write_token(stage, "token", &token);
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let port = listener.local_addr().expect("the listener is bound").port();
-        Self { stage, port, nodes }
-    }
-
-    /// Starts the launcher of a node. Its output goes to the file `NAME.log`.
-    fn start(&self, node: u32, name: &str, line: &str) -> Child {
-        self.start_with(node, name, "token", line)
-    }
-
-    fn start_with(&self, node: u32, name: &str, token: &str, line: &str) -> Child {
-        let (port, nodes) = (self.port, self.nodes);
-        let mut command = self.stage.command(&format!(
-            "--nnodes {nodes} --node-rank {node} --rendezvous 127.0.0.1:{port} --token-file {token} \
-             --set supervise.node_timeout_s=3 {line}"
-        ));
-        let log = std::fs::File::create(self.stage.path().join(format!("{name}.log"))).expect("the folder is writable");
-        command.stdout(Stdio::null()).stderr(log).spawn().expect("the launcher can be started")
-    }
-
-    /// Starts all nodes with the same command line.
-    fn start_all(&self, line: &str) -> Vec<Child> {
-        (0..self.nodes.parse().expect("it is a number"))
-            .map(|node| self.start(node, &format!("node-{node}"), line))
-            .collect()
-    }
-
-    /// Runs all nodes with the same command line, and checks that each of them ends with `code`.
-    #[track_caller]
-    fn run_all(&self, line: &str, code: ExitCode) {
-        let mut launchers = self.start_all(line);
-        self.end(&mut launchers, code);
-    }
-
-    #[track_caller]
-    fn end(&self, launchers: &mut [Child], code: ExitCode) {
-        for (node, launcher) in launchers.iter_mut().enumerate() {
-            let ended = wait(launcher);
-            assert_eq!(ended, Some(code.code().into()), "node {node}: {}", self.log(&format!("node-{node}")));
-        }
-    }
-
-    fn log(&self, name: &str) -> String {
-        std::fs::read_to_string(self.stage.path().join(format!("{name}.log"))).expect("the node has a log")
-    }
-}
-
-pub(super) fn write_token(stage: &Stage, name: &str, token: &str) {
-    let path = stage.path().join(name);
-    std::fs::write(&path, token).expect("the test folder is writable");
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("the test owns the file");
-}
 
 /// Waits until the run has made `steps` steps.
 #[track_caller]

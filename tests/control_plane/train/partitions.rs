@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
 
-use super::nodes::{has_made, workers_of_attempts, write_token};
+use super::nodes::{has_made, workers_of_attempts};
 use super::support::{BASE, assert_close, events, last_trace, stage, trace, train};
+use crate::nodes::write_token;
 use crate::stage::{Stage, eventually, signal, wait, workers_of};
 
 /// Port of node 0. Nobody else is in its namespace.

@@ -40,7 +40,9 @@ const LAUNCHER: Design = Design {
     source: "launcher/src",
     rows: &[
         &["error", "gpus", "pulses", "terminal"],
-        &["cli", "coordinator", "output", "rendezvous", "run_folder"],
+        &["coordinator", "output", "run_folder"],
+        &["cluster"],
+        &["cli", "rendezvous"],
         &["report"],
         &["supervisor"],
         &["verbs"],
