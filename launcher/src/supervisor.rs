@@ -36,7 +36,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-use crate::cluster::{Cluster, FromCluster, FromNode, NodeLoss, ToNode, WorkerEvent, WorkerSignal};
+use crate::cluster::{Cluster, FromCluster, FromNode, NodeFacts, NodeLoss, ToNode, WorkerEvent, WorkerSignal};
 use crate::coordinator::{Action, Cause, Coordinator, GangEvent, Limits, Outcome};
 use crate::error::{LaunchError, exit_code_of, reported};
 use crate::output::end_process;
@@ -209,8 +209,12 @@ impl Supervisor {
     /// threads as the first of `world`. Returns `world` if there is only one node.
     pub fn gather(&mut self, world: &NodeWorkers) -> anyhow::Result<NodeWorkers> {
         let Some(cluster) = &world.cluster else { return Ok(world.clone()) };
-        let facts = self.unless_interrupted(cluster.gather())?;
-        Ok(world.of_nodes(&facts))
+        Ok(world.of_nodes(&self.facts_of_nodes(cluster)?))
+    }
+
+    /// Waits until all nodes are there, or those that are needed. Returns what they say about themselves.
+    pub(crate) fn facts_of_nodes(&mut self, cluster: &Cluster) -> Result<Vec<NodeFacts>, LaunchError> {
+        self.unless_interrupted(cluster.gather())
     }
 
     /// Waits until all nodes with workers of `world` are there.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use locdiff_core::exit_code::ExitCode;
@@ -33,13 +33,26 @@ impl<'a> Nodes<'a> {
     }
 
     pub(crate) fn start_with(&self, node: u32, name: &str, token: &str, line: &str) -> Child {
+        self.spawn(self.stage, node, name, token, line)
+    }
+
+    /// Starts the launcher of another stage as node 1, in the folder of this stage.
+    pub(crate) fn start_from(&self, other: &Stage, line: &str) -> Child {
+        self.spawn(other, 1, "node-1", "token", line)
+    }
+
+    fn spawn(&self, stage: &Stage, node: u32, name: &str, token: &str, line: &str) -> Child {
         let (port, nodes) = (self.port, self.nodes);
-        let mut command = self.stage.command(&format!(
+        let mut command = stage.command(&format!(
             "--nnodes {nodes} --node-rank {node} --rendezvous 127.0.0.1:{port} --token-file {token} \
              --set supervise.node_timeout_s=3 {line}"
         ));
-        let log = std::fs::File::create(self.stage.path().join(format!("{name}.log"))).expect("the folder is writable");
-        command.stdout(Stdio::null()).stderr(log).spawn().expect("the launcher can be started")
+        let file = |kind: &str| {
+            let path = self.stage.path().join(format!("{name}.{kind}"));
+            std::fs::File::create(path).expect("the test folder is writable")
+        };
+        command.current_dir(self.stage.path()).stdout(file("out")).stderr(file("log"));
+        command.spawn().expect("the launcher can be started")
     }
 
     /// Starts all nodes with the same command line.
@@ -62,6 +75,11 @@ impl<'a> Nodes<'a> {
             let ended = wait(launcher);
             assert_eq!(ended, Some(code.code().into()), "node {node}: {}", self.log(&format!("node-{node}")));
         }
+    }
+
+    /// What the launcher of a node printed to stdout.
+    pub(crate) fn stdout(&self, name: &str) -> String {
+        std::fs::read_to_string(self.stage.path().join(format!("{name}.out"))).expect("the node has an output file")
     }
 
     pub(crate) fn log(&self, name: &str) -> String {

@@ -51,7 +51,8 @@ pub(super) fn check(own: &NodeFacts, other: &NodeFacts, nodes: u32) -> Result<()
         );
     }
     let device = |facts: &NodeFacts| if facts.slots.iter().any(|slot| slot.gpu.is_some()) { "GPUs" } else { "the CPU" };
-    if device(own) != device(other) {
+    // `doctor` also runs on a node that has no workers.
+    if !own.slots.is_empty() && !other.slots.is_empty() && device(own) != device(other) {
         refuse!(
             Config,
             "the workers of node {node} ({host}) use {}, but those of node 0 use {}; choose one with --device",

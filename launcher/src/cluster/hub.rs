@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode as _};
@@ -22,6 +22,7 @@ use super::channel::{Receiver, SeenHandshakes, Sender, accept};
 use super::messages::{ALIVE_EVERY, FromNode, NodeFacts, NodeHello, ToNode};
 use super::token::{Token, random};
 use crate::error::{LaunchError, reported};
+use crate::run_folder::exact_unix_s;
 
 /// How long a stranger may take to prove that it knows the token, and a node to say what it is.
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
@@ -323,7 +324,8 @@ impl Shared {
 
     /// Whether the node may take part.
     fn judge(&self, hello: NodeHello) -> Result<NodeFacts, Refusal> {
-        let facts = agreement::facts(hello).map_err(Refusal::of)?;
+        let mut facts = agreement::facts(hello).map_err(Refusal::of)?;
+        facts.ahead_s = facts.unix_s - exact_unix_s(SystemTime::now());
         agreement::check(&self.settings.own, &facts, self.settings.nodes).map_err(Refusal::of)?;
         let state = self.lock();
         if let Some(reason) = state.left_out.get(&facts.process) {

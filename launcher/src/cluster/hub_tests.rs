@@ -26,6 +26,9 @@ fn facts(node: u32) -> NodeFacts {
         share_gpu: false,
         cores: 1,
         interface: String::new(),
+        report: serde_json::Value::Null,
+        unix_s: 0.0,
+        ahead_s: 0.0,
     }
 }
 

@@ -58,6 +58,13 @@ pub(crate) struct NodeFacts {
     pub(crate) cores: u32,
     /// The network interface over which the node's workers reach the others; "": loopback.
     pub(crate) interface: String,
+    /// What `doctor` found on the node; null for other verbs.
+    pub(crate) report: serde_json::Value,
+    /// The node's clock when it connected, seconds since 1970.
+    pub(crate) unix_s: f64,
+    /// By how many seconds the node's clock was ahead of node 0's. Node 0 sets this.
+    #[serde(skip)]
+    pub(crate) ahead_s: f64,
 }
 
 /// From node 0 to another node.

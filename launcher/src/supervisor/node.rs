@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
@@ -29,6 +29,7 @@ use crate::cluster::{
 };
 use crate::coordinator::GangEvent;
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
+use crate::run_folder::exact_unix_s;
 
 /// How long an attempt to connect may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -206,6 +207,7 @@ impl Node<'_> {
             match TcpStream::connect(address).await {
                 Ok(stream) => {
                     let mut facts = self.settings.facts.clone();
+                    facts.unix_s = exact_unix_s(SystemTime::now());
                     if facts.interface.is_empty() {
                         facts.interface = interface_of(stream.local_addr()?.ip()).unwrap_or_default();
                     }

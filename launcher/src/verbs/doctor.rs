@@ -6,19 +6,22 @@ mod finding;
 
 use std::path::Path;
 
+use anyhow::Context as _;
 use locdiff_core::cgroup::memory_available_bytes;
 use locdiff_core::config::{self, DeviceKind, Layer, PRESETS, RunConfig};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::paths::{existing, require_writable};
 use crate::cli::Global;
+use crate::cluster::Cluster;
 use crate::error::refuse;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
+use crate::supervisor::Supervisor;
 use crate::terminal::{width, wrapped};
 use data::DataReport;
 use finding::{Finding, Level};
@@ -37,11 +40,60 @@ const OPEN_FILES_WANTED: u64 = 1024;
 /// Width of CLIP ViT-L/14 embeddings. The estimates assume this width and do not read the shards.
 const EMBEDDING_WIDTH: u64 = 768;
 
-#[derive(Debug, Serialize)]
+/// The largest difference between the clocks of two nodes that `doctor` does not warn about, seconds. Logs of nodes whose
+/// clocks differ by more are hard to compare.
+const CLOCKS_DIFFER_S: f64 = 1.0;
+
+#[derive(Debug, Serialize, Deserialize)]
 struct Check {
-    name: &'static str,
+    /// The name of the check, after the number of the node if there are several.
+    name: String,
     level: Level,
     detail: String,
+}
+
+impl Check {
+    fn new((name, (level, detail)): (&str, Finding)) -> Self {
+        Self { name: name.to_owned(), level, detail }
+    }
+}
+
+/// The checks of this machine as JSON, for node 0.
+pub(super) fn report(config: &RunConfig, inventory: &Inventory) -> Value {
+    json!(machine_checks(config, inventory))
+}
+
+fn machine_checks(config: &RunConfig, inventory: &Inventory) -> Vec<Check> {
+    let found = [
+        ("machine", machine()),
+        ("GPUs", gpu_list(inventory)),
+        ("layout", layout(config, inventory)),
+        ("worker", worker(config, inventory)),
+        ("shared memory", shared_memory()),
+        ("open files", open_files()),
+        ("disk", disk(config)),
+    ];
+    found.into_iter().map(Check::new).collect()
+}
+
+/// The checks of all nodes, which node 0 has received.
+fn checks_of_nodes(cluster: &Cluster) -> anyhow::Result<Vec<Check>> {
+    let mut all = Vec::new();
+    for facts in Supervisor::new()?.facts_of_nodes(cluster)? {
+        let mut checks: Vec<Check> = serde_json::from_value(facts.report).context("a node sent no checks")?;
+        let interface = if facts.interface.is_empty() { "loopback".to_owned() } else { facts.interface };
+        checks.push(Check::new(("network", (Level::Ok, format!("{} through {interface}", facts.host)))));
+        if facts.node > 0 {
+            let level = if facts.ahead_s.abs() < CLOCKS_DIFFER_S { Level::Ok } else { Level::Warning };
+            let order = if facts.ahead_s < 0.0 { "behind" } else { "ahead of" };
+            let detail = format!("{:.2} s {order} node 0", facts.ahead_s.abs());
+            checks.push(Check::new(("clock", (level, detail))));
+        }
+        all.extend(
+            checks.into_iter().map(|check| Check { name: format!("node {} {}", facts.node, check.name), ..check }),
+        );
+    }
+    Ok(all)
 }
 
 /// Runs all checks. If training cannot start because checks have failed, the error names these checks.
@@ -50,17 +102,11 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let resolved = super::resolve_with_run(global)?;
     let config = &resolved.config;
     let data = DataReport::new(config, global.config.is_empty() && global.set.is_empty());
-    let machine = [
-        ("machine", machine()),
-        ("GPUs", gpu_list(&inventory)),
-        ("layout", layout(config, &inventory)),
-        ("worker", worker(config, &inventory)),
-        ("shared memory", shared_memory()),
-        ("open files", open_files()),
-        ("disk", disk(config)),
-    ];
-    let all = machine.into_iter().chain(data.findings.iter().cloned());
-    let checks: Vec<Check> = all.map(|(name, (level, detail))| Check { name, level, detail }).collect();
+    let mut checks = match &global.cluster {
+        Some(cluster) => checks_of_nodes(cluster)?,
+        None => machine_checks(config, &inventory),
+    };
+    checks.extend(data.findings.iter().cloned().map(Check::new));
     let presets = presets(config, &inventory);
     for check in &checks {
         let mark = match check.level {
@@ -79,7 +125,8 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             preset.parameters as f64 / 1e6
         ));
     }
-    let failed: Vec<&str> = checks.iter().filter(|check| check.level == Level::Error).map(|check| check.name).collect();
+    let failed: Vec<&str> =
+        checks.iter().filter(|check| check.level == Level::Error).map(|check| check.name.as_str()).collect();
     let next = failed.is_empty().then(|| data.next_command(std::env::args()));
     let result = json!({
         "ok": failed.is_empty(), "checks": checks, "gpus": inventory.gpus, "presets": presets, "next": next,

@@ -9,6 +9,7 @@ use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
+use super::doctor;
 use crate::cli::{BenchVerb, Cli, Global, ShardsVerb, Verb};
 use crate::cluster::{Cluster, HubSettings, NodeFacts, Token, interface_of, random};
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
@@ -32,7 +33,7 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
     hold_signals()?;
     let resolved = super::resolve_with_run(global)?;
     let config = &resolved.config;
-    let own = facts(name, config)?;
+    let own = facts(name, verb, config)?;
     let token = Token::of_run(&config.network.token_file)?;
     let rendezvous = config.network.rendezvous.clone();
     if rendezvous.is_empty() {
@@ -51,8 +52,8 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         "" => interface_of(address.ip()).unwrap_or_default(),
         named => named.to_owned(),
     };
-    let common_folder =
-        matches!(verb, Verb::Train { .. } | Verb::Eval(_)).then(|| PathBuf::from(&config.checkpoint.dir));
+    let common_folder = matches!(verb, Verb::Train { .. } | Verb::Eval(_) | Verb::Doctor)
+        .then(|| PathBuf::from(&config.checkpoint.dir));
     let own = NodeFacts { interface, ..own };
     let nodes = parallel.nodes;
     let (nodes_needed, patience) = (parallel.nodes_needed(), seconds(config.supervise.node_patience_s));
@@ -76,6 +77,7 @@ fn name_on_nodes(verb: &Verb) -> Option<&'static str> {
         Verb::Eval(_) => Some("eval"),
         Verb::Predict(_) => Some("predict"),
         Verb::SelfCheck => Some("self-check"),
+        Verb::Doctor => Some("doctor"),
         Verb::Bench(BenchVerb::Collectives { .. }) => Some("bench collectives"),
         Verb::Shards(ShardsVerb::Simulate { .. }) => Some("shards simulate"),
         _ => None,
@@ -83,8 +85,14 @@ fn name_on_nodes(verb: &Verb) -> Option<&'static str> {
 }
 
 /// What this node says about itself.
-fn facts(verb: &str, config: &RunConfig) -> Result<NodeFacts, LaunchError> {
-    let own = NodeWorkers::plan(config, &gpus::inventory())?;
+fn facts(name: &str, verb: &Verb, config: &RunConfig) -> Result<NodeFacts, LaunchError> {
+    let (inventory, is_doctor) = (gpus::inventory(), matches!(verb, Verb::Doctor));
+    let (slots, share_gpu) = match NodeWorkers::plan(config, &inventory) {
+        Ok(own) => (own.slots, own.share_gpu),
+        // It is one of the things that `doctor` reports.
+        Err(_) if is_doctor => (Vec::new(), false),
+        Err(error) => return Err(error),
+    };
     let mut bytes = [0; 8];
     random(&mut bytes)?;
     Ok(NodeFacts {
@@ -92,12 +100,15 @@ fn facts(verb: &str, config: &RunConfig) -> Result<NodeFacts, LaunchError> {
         host: host(),
         pid: std::process::id(),
         process: u64::from_be_bytes(bytes),
-        verb: verb.to_owned(),
+        verb: name.to_owned(),
         config: Box::new(config.clone()),
-        slots: own.slots,
-        share_gpu: own.share_gpu,
+        slots,
+        share_gpu,
         cores: cores(),
         interface: config.network.interface.clone(),
+        report: if is_doctor { doctor::report(config, &inventory) } else { Value::Null },
+        unix_s: 0.0,
+        ahead_s: 0.0,
     })
 }
 

@@ -4,10 +4,11 @@ use std::process::Child;
 
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use super::support::{BASE, assert_close, events, last_trace, run_dir, stage, tensors, trace, train};
 use crate::nodes::{Nodes, write_token};
-use crate::stage::{Ran, Stage, eventually, is_alive, signal, wait, workers_of};
+use crate::stage::{Ran, Stage, Worker, eventually, is_alive, signal, wait, workers_of};
 
 /// A number of rows that neither 4 nor 6 divides.
 const BATCH: &str = "--set train.global_batch=250";
@@ -198,4 +199,23 @@ fn token_is_required_private_and_long() {
     stage.run(&format!("{line} --token-file short")).exits_with(ExitCode::Usage).stderr_has("at least 43");
     let ran = stage.command(line).env("LOCDIFF_TOKEN", "secret").output().expect("the launcher can be started");
     Ran::from(ran).exits_with(ExitCode::Usage).stderr_has("LOCDIFF_TOKEN");
+}
+
+#[test]
+fn doctor_checks_every_node_in_one_table() {
+    let stage = stage();
+    let nodes = Nodes::new(&stage, "2");
+    nodes.run_all("--device cpu --json doctor --set shards.train=shards/small", ExitCode::Success);
+    let result: Value = serde_json::from_str(nodes.stdout("node-0").trim()).expect("the result is JSON");
+    let checks = result["checks"].as_array().expect("the result has checks").iter();
+    let names: Vec<&str> = checks.filter_map(|check| check["name"].as_str()).collect();
+    for name in ["node 0 worker", "node 1 worker", "node 1 clock", "node 1 network", "node 1 disk"] {
+        assert!(names.contains(&name), "no {name} in {names:?}");
+    }
+    // Node 1 has no worker.
+    let alone = Stage::new(Worker::None);
+    let mut launchers =
+        [nodes.start(0, "node-0", "--device cpu doctor"), nodes.start_from(&alone, "--device cpu doctor")];
+    nodes.end(&mut launchers, ExitCode::NotReady);
+    assert!(nodes.log("node-0").contains("training cannot start here: node 1 worker"), "{}", nodes.log("node-0"));
 }

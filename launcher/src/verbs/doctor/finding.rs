@@ -1,9 +1,9 @@
 //! The result of a check of `doctor`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How serious a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Level {
     Ok,
