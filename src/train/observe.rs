@@ -45,6 +45,8 @@ pub(super) struct Observer {
     board: Option<(SteadyBoard, Meter)>,
     train: TrainConfig,
     restarts: u32,
+    nodes: u32,
+    workers: u32,
     time_before: TimeBefore,
     /// How this attempt has spent its time since its first step.
     spent: Goodput,
@@ -65,6 +67,8 @@ impl Observer {
             board,
             train: job.config.train.clone(),
             restarts: job.restarts,
+            nodes: job.nodes,
+            workers,
             time_before: job.time_before,
             spent: Goodput::default(),
             since: Instant::now(),
@@ -107,6 +111,7 @@ impl Observer {
             skipped_steps,
         };
         let mut scalars = scalars(outcome, &progress, self.restarts);
+        scalars.extend([("run/nodes", f64::from(self.nodes)), ("run/workers", f64::from(self.workers))]);
         scalars.extend(goodput_scalars(&time_spent(&self.time_before, &self.spent, SystemTime::now())));
         scalars.extend(meter.scalars(self.steps_since, seconds));
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);

@@ -48,6 +48,8 @@ pub struct TrainJob {
     pub best_score: Option<f64>,
     /// Number of earlier attempts of this run.
     pub restarts: u32,
+    /// Number of nodes that take part.
+    pub nodes: u32,
     /// How the run spent its time before this attempt.
     pub time_before: TimeBefore,
     /// Faults to inject.

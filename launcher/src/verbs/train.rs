@@ -368,6 +368,7 @@ impl HeldRun<'_> {
             resume: point.checkpoint.map(|checkpoint| checkpoint.path),
             best_score: point.best_score,
             restarts: attempt,
+            nodes: u32::try_from(self.world.nodes.len().max(1)).unwrap_or(u32::MAX),
             time_before,
             faults: self.faults.clone(),
         };
