@@ -26,6 +26,7 @@ mod goodput;
 mod journal;
 mod lock;
 mod names;
+mod records;
 mod resume;
 mod scan;
 mod status;

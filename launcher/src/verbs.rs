@@ -1,7 +1,6 @@
 //! Runs the verb of the command line. Each verb has one function, and most verbs have a module.
 
-mod bench_shdd;
-mod bench_speed;
+mod bench;
 mod checkpoint;
 mod demo;
 mod doctor;
@@ -62,9 +61,9 @@ fn run_verb(verb: &Verb, global: &Global, output: Output) -> anyhow::Result<Valu
         Verb::SelfCheck => self_check(global, output),
         Verb::Bench(BenchVerb::Collectives { max_bytes }) => bench_collectives(global, *max_bytes, output),
         Verb::Bench(BenchVerb::Shards { python }) => shards::bench(python.clone(), global, output),
-        Verb::Bench(BenchVerb::Shdd) => bench_shdd::run(global, output),
-        Verb::Bench(BenchVerb::Train(request)) => bench_speed::train(request, global, output),
-        Verb::Bench(BenchVerb::Sample { images, profile }) => bench_speed::sample(*images, *profile, global, output),
+        Verb::Bench(BenchVerb::Shdd) => bench::shdd::run(global, output),
+        Verb::Bench(BenchVerb::Train(request)) => bench::speed::train(request, global, output),
+        Verb::Bench(BenchVerb::Sample { images, profile }) => bench::speed::sample(*images, *profile, global, output),
         Verb::Eval(request) => eval::run(request, global, output),
         Verb::Train { new, inject } => train::run(inject, *new, global, output),
         Verb::Shards(verb) => shards::run(verb, global, output),

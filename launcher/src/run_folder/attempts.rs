@@ -9,77 +9,15 @@
 //!
 //! A file that is still empty belongs to a launcher that ended before its attempt began.
 
-use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::Path;
 
-use locdiff_core::protocol::CheckpointManifest;
-use serde::{Deserialize, Serialize};
-
-use super::scan;
+use super::records::{ATTEMPTS, Record, claims};
 use super::status::host;
-use super::{RunFolder, names};
+use super::{RunFolder, names, scan};
 use crate::error::{LaunchError, refuse, reported};
-
-/// Name of the folder.
-const ATTEMPTS: &str = "attempts";
 
 /// How often to look for the next free number.
 const CLAIMS_MAX: usize = 100;
-
-/// The record of an attempt.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Record {
-    pid: u32,
-    host: String,
-    /// Step and attempt of each checkpoint that was there.
-    checkpoints: Vec<(u64, u32)>,
-}
-
-/// The records of all attempts that have begun.
-#[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<u32, Record>);
-
-impl Records {
-    /// Reads the records of a run.
-    pub(super) fn read(run: &Path) -> Result<Self, LaunchError> {
-        let mut records = BTreeMap::new();
-        for attempt in claims(run)? {
-            let path = run.join(ATTEMPTS).join(attempt.to_string());
-            let text = std::fs::read(&path).map_err(LaunchError::at(&path))?;
-            if !text.is_empty() {
-                let record = serde_json::from_slice(&text)
-                    .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
-                records.insert(attempt, record);
-            }
-        }
-        Ok(Self(records))
-    }
-
-    /// Whether there are no records.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether a checkpoint counts: the attempt after the one that wrote it lists it, or there is no later attempt.
-    pub(super) fn count(&self, manifest: &CheckpointManifest) -> bool {
-        let next = self.0.range(manifest.attempt.saturating_add(1)..).next();
-        next.is_none_or(|(_, record)| record.checkpoints.contains(&(manifest.step, manifest.attempt)))
-    }
-}
-
-/// The numbers of all attempts that were claimed, in order. Lists the folder, because a client of a file server may
-/// remember for a while that a file does not exist.
-fn claims(run: &Path) -> Result<Vec<u32>, LaunchError> {
-    let folder = run.join(ATTEMPTS);
-    let entries = match std::fs::read_dir(&folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(LaunchError::at(&folder))?,
-    };
-    let mut found: Vec<u32> = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    found.sort_unstable();
-    Ok(found)
-}
 
 impl RunFolder {
     /// Begins the next attempt: claims its number, which is higher than those of all earlier attempts, lists the

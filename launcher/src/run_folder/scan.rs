@@ -12,8 +12,8 @@ use locdiff_core::files;
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde::{Deserialize, Serialize};
 
-use super::attempts::Records;
 use super::names::{is_plain, set_aside_step_of, step_of};
+use super::records::Records;
 use crate::error::{LaunchError, refuse, reported};
 
 /// How long to wait before each retry after an I/O error.

@@ -35,7 +35,8 @@ fn three_nodes_give_the_bits_of_one_node_with_as_many_workers() {
 #[test]
 fn lost_nodes_come_back_and_change_no_number() {
     let stage = stage();
-    let settings = format!("{BASE} {BATCH} --workers 2 --set train.steps=60 --set checkpoint.every=4");
+    let settings =
+        format!("{BASE} {BATCH} --set model.degree=7 --workers 2 --set train.steps=40 --set checkpoint.every=4");
     let nodes = Nodes::new(&stage, "2");
     nodes.run_all(&format!("{settings} --run whole train"), ExitCode::Success);
 
@@ -84,9 +85,11 @@ pub(super) fn workers_of_attempts(stage: &Stage, run: &str) -> Vec<u64> {
 #[test]
 fn training_goes_on_with_fewer_nodes_and_grows_back() {
     let stage = stage();
-    train(&stage, "one", &format!("{BATCH} --workers 1 --set train.steps=300")).exits_with(ExitCode::Success);
+    // A small model, so that the steps take little time.
+    let small = "--set model.degree=7";
+    train(&stage, "one", &format!("{BATCH} {small} --workers 1 --set train.steps=120")).exits_with(ExitCode::Success);
     let nodes = Nodes { nodes: "2:3", ..Nodes::new(&stage, "3") };
-    let settings = format!("{BASE} {BATCH} --workers 2 --set train.steps=300 --set checkpoint.every=4");
+    let settings = format!("{BASE} {BATCH} {small} --workers 2 --set train.steps=120 --set checkpoint.every=4");
     let line = format!("{settings} --set supervise.node_patience_s=1 --run grown train");
     let mut launchers: Vec<Child> = (0..3).map(|node| nodes.start(node, &format!("node-{node}"), &line)).collect();
     has_made(&stage, "grown", 6);

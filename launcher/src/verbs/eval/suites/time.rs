@@ -10,7 +10,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::terminal::{TableColumn, table, width, wrapped};
-use crate::verbs::bench_speed::time_images;
+use crate::verbs::bench::speed::time_images;
 use crate::verbs::resolve_with_run;
 
 /// Numbers of sampler steps to time, besides `eval.sampler_steps`. The paper uses 200.

@@ -8,10 +8,10 @@
 use locdiff_core::protocol::{Job, ShddRow};
 use serde_json::{Value, json};
 
-use super::{plan, run_gang};
 use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
+use crate::verbs::{plan, run_gang};
 
 /// The only degree with a time limit, and this limit in microseconds per location. The limit applies to the fast
 /// implementation on one core.
@@ -23,7 +23,7 @@ fn limit_us(degree: u32) -> Option<f64> {
 }
 
 /// Measures and prints the table. Fails if the implementations give different values.
-pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(in crate::verbs) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let world = world.first_worker_only(resolved.config.train.threads());
     let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd)?.first()?;

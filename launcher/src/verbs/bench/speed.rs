@@ -6,13 +6,13 @@ use locdiff_core::protocol::{
 };
 use serde_json::{Value, json};
 
-use super::locations::require_shards;
-use super::{plan, run_gang};
 use crate::cli::{Global, TrainBenchRequest};
 use crate::error::{LaunchError, refuse};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::terminal::{TableColumn, table, width};
+use crate::verbs::locations::require_shards;
+use crate::verbs::{plan, run_gang};
 
 /// Longest name of an operator or kernel in the printed table, characters. The JSON result has the whole names.
 const NAME_CHARS_MAX: usize = 70;
@@ -20,7 +20,7 @@ const NAME_CHARS_MAX: usize = 70;
 const PROFILE_ROWS_MAX: usize = 25;
 
 /// Times training steps on random rows and, if asked, on `shards.train`.
-pub(super) fn train(request: &TrainBenchRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(in crate::verbs) fn train(request: &TrainBenchRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
     let TrainBenchRequest { steps, end_to_end, profile } = *request;
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
@@ -94,7 +94,7 @@ fn print_profile(profile: &StepProfile, what: &str, output: Output) {
 }
 
 /// Times the location of `images` images on the first worker.
-pub(super) fn sample(images: u32, profile: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(in crate::verbs) fn sample(images: u32, profile: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let config = resolved.config.clone();
     let world = world.first_worker_only(config.train.threads());
@@ -124,7 +124,7 @@ pub(super) fn sample(images: u32, profile: bool, global: &Global, output: Output
 }
 
 /// Lets a worker time the location of images.
-pub(super) fn time_images(
+pub(in crate::verbs) fn time_images(
     resolved: &Resolved,
     world: &NodeWorkers,
     bench: SampleBench,
