@@ -1,12 +1,13 @@
-//! Reads the parts of a checkpoint, and exported files. Every read of a part compares the file with the length and
-//! checksum in the manifest, and every read of an exported file compares it with the checksum in its metadata.
+//! Reads the parts of a checkpoint, and exported files. Every read of a part compares the file with the length and, unless
+//! another process on this machine does so ([`Checkpoint::unchecked`]), with the checksum in the manifest, and every read of an exported file compares it with the checksum in its metadata.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use locdiff_core::exported::{ExportReader, HEADER_BYTES_MAX, ModelState};
-use locdiff_core::files::{FileError, HashedReader, TakeError, Xxh3};
+use locdiff_core::files::{FileError, HashedReader, TakeError, Xxh3, wait_until_visible};
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde_json::Value;
 use tch::Tensor;
@@ -16,18 +17,24 @@ use super::header::{Header, HeaderError, TensorEntry};
 use super::pieces::{NamedTensors, join};
 use super::{STATE, piece_name};
 
+/// How long to wait for the manifest of a checkpoint that another machine has just written.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// A committed checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: CheckpointManifest,
     xxh3: String,
+    /// Whether the files are compared with their checksums when they are read.
+    is_checked: bool,
 }
 
 impl Checkpoint {
     /// Opens the checkpoint in `folder` and reads its manifest. A listed file is verified when it is read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(CHECKPOINT_MANIFEST);
+        wait_until_visible(&path, PATIENCE);
         let text = std::fs::read(&path).map_err(FileError::at(&path))?;
         let value: Value = serde_json::from_slice(&text).map_err(|error| CheckpointError::corrupt(&path, error))?;
         if let Some(later) = value["format"].as_u64().filter(|format| *format > u64::from(CHECKPOINT_FORMAT)) {
@@ -47,7 +54,14 @@ impl Checkpoint {
         }
         let mut hasher = Xxh3::default();
         hasher.update(&text);
-        Ok(Self { folder: folder.to_owned(), manifest, xxh3: hasher.hex() })
+        Ok(Self { folder: folder.to_owned(), manifest, xxh3: hasher.hex(), is_checked: true })
+    }
+
+    /// The checkpoint, for a process that need not compare the files with their checksums, because another process on
+    /// this machine does so.
+    #[must_use]
+    pub fn unchecked(self) -> Self {
+        Self { is_checked: false, ..self }
     }
 
     /// The manifest.
@@ -74,7 +88,7 @@ impl Checkpoint {
     /// does not have the part.
     pub fn find_tensors(&self, part: &str) -> Result<Option<Vec<(String, Tensor)>>, CheckpointError> {
         if let Some(file) = self.file(&piece_name(part, 0, 1)) {
-            return load_tensors(&self.folder, file).map(Some);
+            return load(&self.folder, file, self.is_checked).map(|(_, tensors)| Some(tensors));
         }
         let counts: BTreeSet<u32> = self.manifest.files.iter().filter_map(|file| pieces_of(part, &file.name)).collect();
         let pieces = match (counts.first(), counts.len()) {
@@ -90,7 +104,7 @@ impl Checkpoint {
         };
         let mut loaded = Vec::new();
         for piece in 0..pieces {
-            loaded.push(load(&self.folder, self.required_file(&piece_name(part, piece, pieces))?)?);
+            loaded.push(load(&self.folder, self.required_file(&piece_name(part, piece, pieces))?, self.is_checked)?);
         }
         let (headers, tensors): (Vec<Header>, Vec<NamedTensors>) = loaded.into_iter().unzip();
         let metadata: Vec<_> = headers.into_iter().map(|header| header.metadata).collect();
@@ -170,7 +184,7 @@ impl<'a> Checked<'a> {
 
     fn finish(self) -> Result<(), CheckpointError> {
         let got = self.file.hex();
-        if self.file.left() == 0 && got == self.want.xxh3 {
+        if self.file.left() == 0 && (got == self.want.xxh3 || !self.file.is_hashing()) {
             return Ok(());
         }
         let reason = format!("the xxh3 checksum is {got}, but {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
@@ -180,12 +194,16 @@ impl<'a> Checked<'a> {
 
 /// Reads the tensors of a safetensors file into main memory, in the order in which the file stores them.
 pub fn load_tensors(folder: &Path, want: &CheckpointFile) -> Result<Vec<(String, Tensor)>, CheckpointError> {
-    load(folder, want).map(|(_, tensors)| tensors)
+    load(folder, want, true).map(|(_, tensors)| tensors)
 }
 
-/// Like [`load_tensors`], but also returns the header of the file.
-fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, NamedTensors), CheckpointError> {
+/// Like [`load_tensors`], but also returns the header of the file, and compares the file with its checksum only if
+/// `is_checked`.
+fn load(folder: &Path, want: &CheckpointFile, is_checked: bool) -> Result<(Header, NamedTensors), CheckpointError> {
     let mut file = Checked::open(folder, want)?;
+    if !is_checked {
+        file.file.stop_hashing();
+    }
     let size = file.take(8)?.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
     if size > HEADER_BYTES_MAX {
         let reason = format!("the header has {size} bytes, wanted at most {HEADER_BYTES_MAX}");

@@ -31,14 +31,15 @@ use crate::shdd::{Codes, Filter};
 const DATA_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Trains up to the last step, `train.steps`, or until the launcher asks to stop. Every rank of `ranks` must call this
-/// function.
+/// function. `checks_files` says whether this rank compares the checkpoint with its checksums.
 pub fn run(
     job: &TrainJob,
     attempt: u32,
     ranks: &Communicator,
+    checks_files: bool,
     mut launcher: Launcher<'_>,
 ) -> Result<TrainSummary, TrainError> {
-    let mut training = Training::begin(job, attempt, ranks)?;
+    let mut training = Training::begin(job, attempt, ranks, checks_files)?;
     let overlap = (ranks.rank() == 0).then(|| OverlapCount::begin(job, training.data.plan.mask().clone()));
     let from_step = training.step;
     let (mut last, mut stopped) = (None, false);
@@ -160,13 +161,13 @@ struct Training<'a> {
 }
 
 impl<'a> Training<'a> {
-    fn begin(job: &'a TrainJob, attempt: u32, ranks: &'a Communicator) -> Result<Self, TrainError> {
+    fn begin(job: &'a TrainJob, attempt: u32, ranks: &'a Communicator, checks_files: bool) -> Result<Self, TrainError> {
         let config = &job.config;
         if let Device::Cuda(index) = ranks.world().device() {
             cuda::set_device(index)?;
         }
         let _phase = pulse::enter(WorkPhase::Data);
-        let resumed = job.resume.as_deref().map(Saved::open).transpose()?;
+        let resumed = job.resume.as_deref().map(|path| Saved::open_as(path, checks_files)).transpose()?;
         let initial = job.init_from.as_deref().map(Saved::open).transpose()?;
         let loaded = resumed.as_ref().or(initial.as_ref());
         let bookmark = resumed.as_ref().map(|saved| &saved.state.bookmark);

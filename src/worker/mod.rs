@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::bail;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker, TrainJob, TrainSummary};
+use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker, TrainJob, TrainSummary, WorkerSlot};
 use locdiff_core::pulse::{self, WorkPhase};
 use tch::{Device, Kind, Tensor};
 
@@ -79,7 +79,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Export(job) => checkpoint::export(&Files::real(), &job).map_err(JobError::from)?.into(),
         Job::Train(job) => {
             let ranks = rendezvous::connect(control, &slot, &meeting)?;
-            train(&job, meeting.attempt, control, &messages, ranks)?.into()
+            train(&job, meeting.attempt, &slot, control, &messages, ranks)?.into()
         }
         Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
         Job::Gallery(job) => eval::embed_gallery(&job, control, &slot)?.into(),
@@ -127,6 +127,7 @@ fn phase_of(job: &Job) -> WorkPhase {
 fn train(
     job: &TrainJob,
     attempt: u32,
+    slot: &WorkerSlot,
     control: &mut Control,
     messages: &Receiver<ToWorker>,
     ranks: Communicator,
@@ -144,7 +145,9 @@ fn train(
         _ => None,
     };
     let launcher = train::Launcher { send: &mut send, next_fault: &mut receive };
-    let trained = train::run(job, attempt, &ranks, launcher);
+    // One process per machine compares the checkpoint with its checksums. On node 0, the launcher has done so.
+    let checks_files = slot.node > 0 && slot.local_rank == 0;
+    let trained = train::run(job, attempt, &ranks, checks_files, launcher);
     if trained.is_err() {
         // Keep the connections open until the process exits: otherwise peers could report a broken connection before
         // the launcher receives the real reason.

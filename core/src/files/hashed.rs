@@ -12,6 +12,7 @@ pub struct HashedReader {
     path: std::path::PathBuf,
     file: File,
     hasher: Xxh3,
+    is_hashing: bool,
     left: u64,
 }
 
@@ -34,7 +35,17 @@ impl HashedReader {
         if !found.is_file() {
             return Err(FileError::at(path)(ErrorKind::IsADirectory.into()));
         }
-        Ok(Self { path: path.to_owned(), file, hasher: Xxh3::default(), left: found.len() })
+        Ok(Self { path: path.to_owned(), file, hasher: Xxh3::default(), is_hashing: true, left: found.len() })
+    }
+
+    /// Computes no checksum from now on.
+    pub fn stop_hashing(&mut self) {
+        self.is_hashing = false;
+    }
+
+    /// Whether the checksum covers all bytes that were read.
+    pub fn is_hashing(&self) -> bool {
+        self.is_hashing
     }
 
     /// The file.
@@ -60,7 +71,9 @@ impl HashedReader {
             ErrorKind::UnexpectedEof => TakeError::Short("the file ended during the read".to_owned()),
             _ => FileError::at(&self.path)(error).into(),
         })?;
-        self.hasher.update(&buffer);
+        if self.is_hashing {
+            self.hasher.update(&buffer);
+        }
         self.left -= bytes;
         Ok(buffer)
     }

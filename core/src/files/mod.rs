@@ -19,6 +19,7 @@ use std::fs::File;
 use std::hash::Hasher as _;
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -107,6 +108,18 @@ pub fn measure(path: &Path) -> Result<Written, FileError> {
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(FileError::at(path)(error)),
+        }
+    }
+}
+
+/// Waits until `path` exists, at most for the time `patience`. A client of a file server may remember for a while that a
+/// file does not exist; it asks the server again when the folder is listed.
+pub fn wait_until_visible(path: &Path, patience: Duration) {
+    let begun = Instant::now();
+    while !path.exists() && begun.elapsed() < patience {
+        let _ = std::fs::read_dir(parent(path)).map(|entries| entries.count());
+        if !path.exists() {
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 }

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use locdiff_core::files::wait_until_visible;
 use locdiff_core::protocol::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, partial_name, step_name,
 };
@@ -17,6 +18,9 @@ use super::names::{LATEST, REMOVING, free_name, is_plain, unix_s};
 use super::scan::{self, better};
 use super::{RunFolder, WholeCheckpoint};
 use crate::error::{LaunchError, reported};
+
+/// How long to wait for a file that a worker on another machine has just written.
+const VISIBLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Result of a commit.
 #[derive(Debug, Clone, PartialEq)]
@@ -162,6 +166,7 @@ fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchErr
             return fail(format!("{name} was written twice"));
         }
         let path = partial.join(name);
+        wait_until_visible(&path, VISIBLE_PATIENCE);
         let found = std::fs::symlink_metadata(&path).map_err(LaunchError::at(&path))?;
         if !found.is_file() || found.len() != file.bytes {
             return fail(format!("{name} has {} bytes, but its rank reported {}", found.len(), file.bytes));

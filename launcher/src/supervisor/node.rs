@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
+use locdiff_core::files::wait_until_visible;
 use locdiff_core::protocol::{ToLauncher, WorkerSlot};
 use locdiff_core::pulse::Beat;
 use serde_json::{Value, json};
@@ -279,14 +280,11 @@ impl Node<'_> {
 fn read_proof(path: &Path) -> Option<String> {
     let begun = Instant::now();
     loop {
+        wait_until_visible(path, PROOF_PATIENCE);
         match std::fs::read_to_string(path) {
             Ok(text) if !text.is_empty() => return Some(text),
             _ if begun.elapsed() >= PROOF_PATIENCE => return None,
-            _ => {
-                // Some file systems look for new files only when the folder is read.
-                let _ = path.parent().map(std::fs::read_dir);
-                std::thread::sleep(Duration::from_millis(100));
-            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
         }
     }
 }
