@@ -2,8 +2,10 @@
 
 use locdiff_core::exit_code::ExitCode;
 
-use crate::nodes::{bytes, with_a_killed_node};
-use crate::stage::{Stage, Worker, wheel};
+use nix::sys::signal::Signal;
+
+use crate::nodes::{Nodes, bytes};
+use crate::stage::{Stage, Worker, eventually, signal, wait, wheel, workers_of};
 
 #[test]
 fn weights_are_imported_and_photos_simulated() {
@@ -63,11 +65,17 @@ fn grid_covers_the_land_beside_the_places_of_a_list() {
     stage.run("shards simulate --cells 1 --out x").exits_with(ExitCode::Usage).stderr_has("--part");
 }
 
+/// Photos are simulated by one worker of node 0, so the other nodes only wait.
 #[test]
 fn node_killed_during_a_simulation_changes_no_byte() {
     let stage = Stage::with_geoclip();
-    let settings = "--device cpu --json shards simulate --rows 9000 --views 4 --seed 5";
+    let settings = "--device cpu --json shards simulate --rows 4000 --views 2 --seed 5";
     stage.run(&format!("--workers 2 {settings} --out one")).exits_with(ExitCode::Success);
-    with_a_killed_node(&stage, &format!("--workers 1 {settings} --out two"));
+    let nodes = Nodes::new(&stage, "2");
+    let mut launchers = nodes.start_all(&format!("--workers 1 {settings} --out two"));
+    eventually("node 0 has a worker", || !workers_of(launchers[0].id()).is_empty());
+    signal(launchers[1].id(), Signal::SIGKILL);
+    wait(&mut launchers[1]);
+    assert_eq!(wait(&mut launchers[0]), Some(0), "{}", nodes.log("node-0"));
     assert_eq!(bytes(&stage.path().join("two")), bytes(&stage.path().join("one")));
 }
