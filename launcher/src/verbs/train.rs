@@ -164,6 +164,7 @@ pub(super) fn run_resolved(
     let (resolved, world) = with_threads(resolved, world, &dir.join(&name));
     let resolved = &resolved;
     let config = &resolved.config;
+    let metrics = metrics::listen(&config.network.metrics)?;
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     let folder = opened.folder.path().display();
     match opened.is_new {
@@ -188,8 +189,8 @@ pub(super) fn run_resolved(
         tracing::warn!("the previous launcher (pid {pid} on {host}) was killed or crashed after step {step}");
         run.note("vanished", &json!({ "pid": pid, "host": host, "step": step }));
     }
-    if !config.network.metrics.is_empty() {
-        metrics::serve(&config.network.metrics, run.path())?;
+    if let Some(listener) = metrics {
+        metrics::serve(listener, run.path())?;
     }
     let training = HeldRun {
         resolved,

@@ -1,5 +1,6 @@
 //! Tests of `status`. If a launcher was killed, the next launcher of the run must report the kill.
 
+use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
 use locdiff_core::exit_code::ExitCode;
@@ -7,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::support::{BASE, events, run_dir, stage, train};
-use crate::stage::{Stage, eventually, signal};
+use crate::stage::{Stage, eventually, signal, wait};
 
 fn status(stage: &Stage) -> Value {
     let ran = stage.run("--device cpu --json --run run status");
@@ -91,4 +92,48 @@ fn slow_rank_is_named_and_its_times_are_shown() {
     let status = stage.run("--device cpu --json --run slow status").json();
     let times = |rank: usize, part: &str| status["runs"][0]["workers"][rank]["times"][part].as_f64().unwrap_or(-1.0);
     assert!(times(1, "step_ms") > 50.0 && times(0, "collective_ms") > times(1, "collective_ms"), "{status}");
+}
+
+/// The answer to an HTTP request for a path.
+fn get(port: u16, path: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).expect("the launcher listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("the launcher reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the answer is text");
+    answer
+}
+
+#[test]
+fn prometheus_gets_the_numbers_of_a_run() {
+    let stage = stage();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = free.local_addr().expect("the listener is bound").port();
+    let line = |metrics: &str| {
+        format!(
+            "{BASE} --workers 2 --run seen --set network.metrics={metrics} --set train.steps=4000 --set checkpoint.every=2 train"
+        )
+    };
+    stage.run(&line("nonsense")).exits_with(ExitCode::Config).stderr_has("wanted PORT or HOST:PORT");
+    stage.run(&line(&port.to_string())).exits_with(ExitCode::Io).stderr_has("network.metrics");
+    drop(free);
+    let mut launcher = stage.command(&line(&port.to_string())).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let launcher = launcher.as_mut().expect("the launcher can be started");
+    let numbers = |name: &str| {
+        let text = get(port, "/metrics");
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("text/plain; version=0.0.4"), "{text}");
+        let line = text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    eventually("the launcher listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    eventually("the status is written", || get(port, "/metrics").starts_with("HTTP/1.1 200"));
+    eventually("a checkpoint is seen", || numbers("locdiff_checkpoint_age_seconds").is_some());
+    assert!(numbers("locdiff_step{run=\"seen\"}").is_some_and(|step| step >= 2.0));
+    assert_eq!(numbers("locdiff_steps{run=\"seen\"}"), Some(4000.0));
+    for name in ["locdiff_loss", "locdiff_samples_per_second", "locdiff_goodput_ratio", "locdiff_restarts_total"] {
+        assert!(numbers(name).is_some(), "no {name}");
+    }
+    assert!(get(port, "/metrics").contains("locdiff_workers{run=\"seen\",node=\"0\",phase="));
+    assert!(get(port, "/").starts_with("HTTP/1.1 404"));
+    signal(launcher.id(), Signal::SIGTERM);
+    assert_eq!(wait(launcher), Some(ExitCode::Preempted.code().into()));
 }

@@ -27,9 +27,11 @@ const CLIENT_TIME: Duration = Duration::from_secs(5);
 /// The content type that Prometheus expects.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Serves the numbers of the run in the folder `run` until the process ends. `address` is PORT, which stands for a port
-/// on the loopback interface, or HOST:PORT.
-pub(super) fn serve(address: &str, run: &Path) -> anyhow::Result<()> {
+/// Listens at `address`, which is PORT, a port on the loopback interface, or HOST:PORT. `None` if it is empty.
+pub(super) fn listen(address: &str) -> Result<Option<TcpListener>, LaunchError> {
+    if address.is_empty() {
+        return Ok(None);
+    }
     let wrong = |error| LaunchError::at(address)(error).about("network.metrics");
     let listener = TcpListener::bind(resolve(address)?).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -37,11 +39,16 @@ pub(super) fn serve(address: &str, run: &Path) -> anyhow::Result<()> {
     });
     let listener = listener.map_err(wrong)?;
     let found = listener.local_addr().map_err(wrong)?;
+    tracing::info!("metrics for Prometheus: http://{found}/metrics");
+    Ok(Some(listener))
+}
+
+/// Serves the numbers of the run in the folder `run` until the process ends.
+pub(super) fn serve(listener: TcpListener, run: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let (runtime, run) = (runtime.context("cannot start the async runtime")?, run.to_owned());
     let thread = std::thread::Builder::new().name("metrics".into());
     thread.spawn(move || runtime.block_on(accept(listener, run))).context("cannot start a thread")?;
-    tracing::info!("metrics for Prometheus: http://{found}/metrics");
     Ok(())
 }
 
