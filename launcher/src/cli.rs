@@ -66,7 +66,7 @@ pub struct Global {
     /// Name of the run.
     #[arg(long, global = true, value_name = "NAME")]
     pub run: Option<String>,
-    /// Number of nodes that run this command together. With MIN:MAX, training goes on with MIN nodes or more if others
+    /// Number of nodes that run this command together. With MIN:MAX, the command goes on with MIN nodes or more if others
     /// are lost.
     #[arg(long, global = true, value_name = "N|MIN:MAX", value_parser = node_count)]
     pub nnodes: Option<NodeCount>,

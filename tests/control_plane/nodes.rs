@@ -103,19 +103,23 @@ pub(crate) fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files.filter(|(name, _)| name.ends_with(".csv") || name.ends_with(".parquet")).collect()
 }
 
-/// Runs a command on two nodes. Kills node 1 while its worker works, and starts it again.
+/// Runs a command on two nodes. Kills node 1 while its worker works, and starts it again if it `comes_back`.
 #[track_caller]
-pub(crate) fn with_a_killed_node(stage: &Stage, line: &str) {
-    let nodes = Nodes::new(stage, "2");
-    let mut launchers = nodes.start_all(line);
+pub(crate) fn with_a_killed_node(stage: &Stage, line: &str, comes_back: bool) {
+    let nodes = Nodes::new(stage, if comes_back { "2" } else { "1:2" });
+    let mut launchers: Vec<Child> = (0..2).map(|node| nodes.start(node, &format!("node-{node}"), line)).collect();
     eventually("node 1 has a worker", || !workers_of(launchers[1].id()).is_empty());
     // The worker is given some time to begin its work.
     std::thread::sleep(Duration::from_millis(700));
     signal(launchers[1].id(), Signal::SIGKILL);
     wait(&mut launchers[1]);
     eventually("node 0 notices the loss", || nodes.log("node-0").contains("node 1 ("));
-    launchers[1] = nodes.start(1, "node-1", line);
-    nodes.end(&mut launchers, ExitCode::Success);
+    if comes_back {
+        launchers[1] = nodes.start(1, "node-1", line);
+        nodes.end(&mut launchers, ExitCode::Success);
+    } else {
+        nodes.end(&mut launchers[..1], ExitCode::Success);
+    }
     let log = nodes.log("node-0");
     assert!(log.contains("was lost") && log.contains("starting again"), "the command ended before the kill: {log}");
 }

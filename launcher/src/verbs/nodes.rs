@@ -57,7 +57,8 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
     let own = NodeFacts { interface, ..own };
     let nodes = parallel.nodes;
     let (nodes_needed, patience) = (parallel.nodes_needed(), seconds(config.supervise.node_patience_s));
-    let nodes_needed = if matches!(verb, Verb::Train { .. }) { nodes_needed } else { nodes };
+    let may_shrink = matches!(verb, Verb::Train { .. } | Verb::Eval(_) | Verb::Predict(_));
+    let nodes_needed = if may_shrink { nodes_needed } else { nodes };
     let settings =
         HubSettings { address, token, own, nodes, nodes_needed, patience, silence_limit, gather_limit, common_folder };
     let cluster = Cluster::open(settings)?;

@@ -121,7 +121,10 @@ fn node_killed_during_an_evaluation_changes_no_byte() {
     stage.run(&format!("{settings} --workers 2 eval --hybrid")).exits_with(ExitCode::Success);
     let one = bytes(&folder(&stage));
     assert!(one.len() >= 6, "{:?}", one.keys());
-    std::fs::remove_dir_all(folder(&stage)).expect("the evaluation has a folder");
-    with_a_killed_node(&stage, &format!("{settings} --workers 1 eval --hybrid"));
-    assert_eq!(bytes(&folder(&stage)), one);
+    for comes_back in [true, false] {
+        std::fs::remove_dir_all(folder(&stage)).expect("the evaluation has a folder");
+        let line = format!("{settings} --workers 1 --set supervise.node_patience_s=0 eval --hybrid");
+        with_a_killed_node(&stage, &line, comes_back);
+        assert_eq!(bytes(&folder(&stage)), one, "the node comes back: {comes_back}");
+    }
 }

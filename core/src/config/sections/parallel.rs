@@ -42,7 +42,7 @@ section! {
         pub tensor: u32 = 1,
         /// Number of nodes that run the command together (`--nnodes`).
         pub nodes: u32 = 1,
-        /// Training goes on if at least this many nodes are left (`--nnodes MIN:MAX`). 0: it needs all nodes.
+        /// The command goes on if at least this many nodes are left (`--nnodes MIN:MAX`). 0: it needs all nodes.
         pub nodes_min: u32 = 0,
         /// Number of this node, from 0 (`--node-rank`). Node 0 coordinates.
         pub node_rank: u32 = 0,

@@ -34,8 +34,8 @@ section! {
         pub preempt_timeout_s: f64 = 25.0,
         /// A node from which nothing was heard for this time is lost, and so is node 0 for the other nodes, seconds.
         pub node_timeout_s: f64 = 10.0,
-        /// How long training waits for a lost node before it goes on with fewer nodes, if `--nnodes MIN:MAX` allows it,
-        /// seconds.
+        /// How long the command waits for a lost node before it goes on with fewer nodes, if `--nnodes MIN:MAX` allows
+        /// it, seconds.
         pub node_patience_s: f64 = 120.0,
         /// Largest number of restarts in a row without a new checkpoint (`--max-restarts`). 0: never restart.
         pub max_restarts: u32 = 3,

@@ -41,8 +41,10 @@ impl LocatingGang<'_> {
         let (config, world) = (self.config, self.world);
         try_again(self.supervisor, &config.supervise, |supervisor| {
             let mut job = job.clone();
+            // If a node is lost for good, the others do its share.
+            let world = supervisor.gather(world)?.with_all_cores();
             let mut observer = begin(&mut job.task)?;
-            let found = supervisor.run(config, world, Job::Eval(Box::new(job)), 0, &mut observer);
+            let found = supervisor.run(config, &world, Job::Eval(Box::new(job)), 0, &mut observer);
             let summary = finish(&mut observer, found)?;
             Ok((observer, summary))
         })
