@@ -19,6 +19,7 @@ mod status;
 mod train;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::CommandFactory;
@@ -112,9 +113,18 @@ pub(crate) fn resolve_for(global: &Global, sections: &[&str]) -> Result<Resolved
 /// Resolves the configuration and assigns its workers to devices. Replaces "auto" in `train.threads` with a number.
 pub(crate) fn plan(global: &Global) -> anyhow::Result<(Resolved, NodeWorkers)> {
     let mut resolved = resolve(global)?;
-    let world = nodes::workers(global, &resolved)?;
+    let world = workers(global, &resolved)?;
     resolved.config.train.threads = AutoOr::Value(world.threads());
     Ok((resolved, world))
+}
+
+/// The workers of all nodes for a resolved configuration.
+pub(crate) fn workers(global: &Global, resolved: &Resolved) -> anyhow::Result<NodeWorkers> {
+    let own = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    match &global.cluster {
+        Some(cluster) => Supervisor::new()?.gather(&NodeWorkers { cluster: Some(Arc::clone(cluster)), ..own }),
+        None => Ok(own),
+    }
 }
 
 /// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. If no device is chosen, the

@@ -58,21 +58,27 @@ pub(crate) struct Receiver<R = OwnedReadHalf> {
 
 /// The first messages that have arrived at this process. A stranger may record a first message and send it again.
 #[derive(Debug, Default)]
-pub(super) struct SeenHandshakes(Mutex<(HashSet<[u8; 32]>, VecDeque<[u8; 32]>)>);
+pub(super) struct SeenHandshakes(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    keys: HashSet<[u8; 32]>,
+    /// The same keys, the oldest first.
+    order: VecDeque<[u8; 32]>,
+}
 
 impl SeenHandshakes {
     /// Returns whether `key` is new, and remembers it.
     fn is_new(&self, key: [u8; 32]) -> bool {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (keys, order) = &mut *seen;
-        if !keys.insert(key) {
+        if !seen.keys.insert(key) {
             return false;
         }
-        order.push_back(key);
-        if order.len() > SEEN_MAX
-            && let Some(oldest) = order.pop_front()
+        seen.order.push_back(key);
+        if seen.order.len() > SEEN_MAX
+            && let Some(oldest) = seen.order.pop_front()
         {
-            keys.remove(&oldest);
+            seen.keys.remove(&oldest);
         }
         true
     }

@@ -30,8 +30,12 @@ const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// How long a node may take to read a file of the common folder. File systems on a network may show new files late.
 const PROOF_LIMIT: Duration = Duration::from_secs(60);
 
-/// Number of connections that may be in the middle of their greeting. A further one ends the oldest of them.
+/// Number of connections that may be in the middle of their greeting. If there are more, the oldest one ends, but not
+/// before it has had [`GREETING_LEAST`].
 const GREETINGS_MAX: usize = 256;
+
+/// How long a greeting may take at least, so that many nodes that connect at the same moment do not end each other's.
+const GREETING_LEAST: Duration = Duration::from_millis(500);
 
 /// How often rejected connections are reported.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
@@ -430,7 +434,7 @@ impl Refusal {
 }
 
 async fn listen(listener: TcpListener, shared: &Arc<Shared>) {
-    let mut greetings: VecDeque<AbortHandle> = VecDeque::new();
+    let mut greetings: VecDeque<(Instant, SocketAddr, AbortHandle)> = VecDeque::new();
     let rejections = Arc::new(Rejections::default());
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
@@ -438,12 +442,18 @@ async fn listen(listener: TcpListener, shared: &Arc<Shared>) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        greetings.retain(|greeting| !greeting.is_finished());
-        if greetings.len() >= GREETINGS_MAX
-            && let Some(oldest) = greetings.pop_front()
-        {
-            oldest.abort();
-            rejections.add(peer, "it was the oldest of too many connections that had not proved to know the token");
+        greetings.retain(|(_, _, greeting)| !greeting.is_finished());
+        while greetings.len() >= GREETINGS_MAX {
+            if greetings.front().is_some_and(|(began, ..)| began.elapsed() >= GREETING_LEAST)
+                && let Some((_, stranger, oldest)) = greetings.pop_front()
+            {
+                oldest.abort();
+                rejections
+                    .add(stranger, "it was the oldest of too many connections that had not proved to know the token");
+            } else {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            greetings.retain(|(_, _, greeting)| !greeting.is_finished());
         }
         let (shared, rejections) = (Arc::clone(shared), Arc::clone(&rejections));
         let greeting = tokio::spawn(async move {
@@ -462,7 +472,7 @@ async fn listen(listener: TcpListener, shared: &Arc<Shared>) {
                 Err(_) => rejections.add(peer, "it did not prove in time that it knows the token"),
             }
         });
-        greetings.push_back(greeting.abort_handle());
+        greetings.push_back((Instant::now(), peer, greeting.abort_handle()));
     }
 }
 

@@ -89,7 +89,7 @@ fn evaluate(request: &EvalRequest, global: &Global, output: Output) -> anyhow::R
              add --hybrid or --tune"
         );
     }
-    let world = super::nodes::workers(&global, &resolved)?;
+    let world = super::workers(&global, &resolved)?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,
         resolved,

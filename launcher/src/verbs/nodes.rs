@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::{Resolved, RunConfig};
+use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
@@ -137,13 +137,4 @@ fn own_address(rendezvous: &str, patience: Duration) -> Result<SocketAddr, Launc
             found.join(", ")
         )
     })
-}
-
-/// The workers of all nodes for a resolved configuration.
-pub(super) fn workers(global: &Global, resolved: &Resolved) -> anyhow::Result<NodeWorkers> {
-    let own = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
-    match &global.cluster {
-        Some(cluster) => Supervisor::new()?.gather(&NodeWorkers { cluster: Some(Arc::clone(cluster)), ..own }),
-        None => Ok(own),
-    }
 }

@@ -65,7 +65,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
     let input = Input::open(&request.input, folder.path(), model.file.width)?;
     hold_signals()?;
     input.name_columns(&mut resolved.config.shards);
-    let world = super::nodes::workers(global, &resolved)?.with_all_cores();
+    let world = super::workers(global, resolved)?.with_all_cores();
     let job = json!({
         "input": input.identity, "checkpoint": model.file.xxh3, "hybrid": request.hybrid,
         "samples": request.samples, "shards": resolved.config.shards,

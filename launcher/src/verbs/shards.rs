@@ -221,7 +221,7 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
 /// cores.
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let resolved = super::resolve_for(global, &["shards", "retrieval", "parallel", "supervise", "network"])?;
-    let world = super::nodes::workers(global, &resolved)?;
+    let world = super::workers(global, &resolved)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
     super::run_repeatable(&resolved, &world.first_worker_only(cores()), &job)?.first()
 }

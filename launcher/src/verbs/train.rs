@@ -53,7 +53,7 @@ pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Outp
     }
     let resolved = super::resolve_with_run(global)?;
     warn_of_mixed_data(&resolved);
-    let world = super::nodes::workers(global, &resolved)?;
+    let world = super::workers(global, &resolved)?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
     let run = RunChoice { prefix: run_name_prefix(global, &resolved), is_new };
     run_resolved(&resolved, &world, faults, &run, output)

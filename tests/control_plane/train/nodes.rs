@@ -208,7 +208,7 @@ fn token_is_required_private_and_long() {
 fn doctor_checks_every_node_in_one_table() {
     let stage = stage();
     let nodes = Nodes::new(&stage, "2");
-    nodes.run_all("--device cpu --json doctor --set shards.train=shards/small", ExitCode::Success);
+    nodes.run_all("--device cpu --json --set shards.train=shards/small doctor", ExitCode::Success);
     let result: Value = serde_json::from_str(nodes.stdout("node-0").trim()).expect("the result is JSON");
     let checks = result["checks"].as_array().expect("the result has checks").iter();
     let names: Vec<&str> = checks.filter_map(|check| check["name"].as_str()).collect();

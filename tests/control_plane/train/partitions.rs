@@ -170,7 +170,7 @@ fn three_nodes_survive_broken_links_and_lost_nodes() {
     for (node, launcher) in launchers.iter_mut().enumerate() {
         assert_eq!(wait(launcher), Some(ExitCode::Preempted.code().into()), "node {node}: {}", log(&stage, node));
     }
-    assert_eq!(stage.leftover_sockets(), 1, "only the launcher that was killed as node 0 may leave its sockets");
+    assert_eq!(stage.leftover_sockets(), 0, "a launcher did not remove its sockets");
 
     // The same steps on one node: equal bits with the same layout, and 1e-5 afterwards.
     let reference = format!("--set train.global_batch=250 --workers 6 --set train.steps={}", shrunk_at + 50);
