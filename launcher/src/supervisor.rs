@@ -535,7 +535,7 @@ fn handle_node(news: FromCluster, members: &mut [WorkerHandle], observations: &O
         }
         FromNode::Proof(_) => return None,
     };
-    // A node speaks only for its own workers.
+    // A node may report only about its own workers.
     let member = members.get_mut(rank as usize).filter(|member| member.is_of(node))?;
     let event = match event {
         WorkerEvent::Started(pid) => {

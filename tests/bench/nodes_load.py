@@ -4,7 +4,8 @@
     python3 tests/bench/nodes_load.py target/release/locdiff-launch [--nodes 64] [--workers 8]
 
 All launchers run on this machine and are real, and so are their connections. Their workers are this script: they have no libtorch, meet
-through the key-value store as NCCL does (one rank publishes an id per communicator, all others wait for it), and then send heartbeats.
+through the key-value store as NCCL does (one rank publishes an id per communicator, all others wait for it), and then send heartbeats. With
+--gloo, they meet as Gloo does: each rank publishes its addresses, and reads those of all others.
 """
 import json
 import os
@@ -49,6 +50,10 @@ def work():
     hello = {"rank": rank, "pid": os.getpid(), "libtorch_built": "2.11.0", "libtorch_loaded": "2.11.0", "cuda": None, "nccl": None}
     control.send({"hello": {**hello, **build}})
     seconds = control.receive()["start"]["meeting"]["heartbeat_s"]
+    if os.environ["LOAD_GLOO"]:
+        control.ask({"set": {"key": "address-%d" % rank, "value": "A" * 172}})
+        for other in range(world):
+            control.ask({"get": "address-%d" % other})
     for number in range(COMMUNICATORS):
         if rank == 0:
             control.ask({"set": {"key": "id-%d" % number, "value": "A" * 172}})
@@ -87,6 +92,7 @@ def main():
     parser.add_argument("launcher")
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
     source = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "core", "src", "protocol", "mod.rs")).read()
@@ -105,7 +111,7 @@ def main():
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         build = json.dumps({"protocol": protocol, "version": version, "revision": revision})
-        environment = {**os.environ, "LOAD_BUILD": build, "LOAD_READY": ready, "XDG_RUNTIME_DIR": folder}
+        environment = {**os.environ, "LOAD_BUILD": build, "LOAD_READY": ready, "LOAD_GLOO": "1" if options.gloo else "", "XDG_RUNTIME_DIR": folder}
         line = [launcher, "--device", "cpu", "--workers", str(options.workers), "--nnodes", str(options.nodes)]
         line += ["--rendezvous", "127.0.0.1:%d" % port, "--token-file", token]
         began = time.monotonic()

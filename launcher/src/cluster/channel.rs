@@ -1,7 +1,7 @@
 //! Encrypted connections between nodes. Both ends prove that they know the token of the run (Noise, pattern NNpsk0). What
 //! is recorded of one connection is useless for another.
 //!
-//! Whoever connects sends the first handshake message, which only the token can make. Until it has arrived and is valid,
+//! The end that connects sends the first handshake message, which only the token can make. Until it has arrived and is valid,
 //! the other end sends nothing. Afterwards, each message is cut into pieces, and each piece is preceded by its length in
 //! two big-endian bytes. Every piece has a number, so that none can be left out, repeated or moved.
 

@@ -75,7 +75,7 @@ pub(crate) struct HubSettings {
 /// The other nodes of the run, as node 0 sees them.
 #[derive(Debug)]
 pub struct Cluster {
-    shared: Arc<Shared>,
+    shared: Arc<Hub>,
 }
 
 /// Something that a node reports while a gang runs.
@@ -98,16 +98,16 @@ pub(crate) enum FromCluster {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Hub {
     settings: HubSettings,
-    state: Mutex<State>,
+    state: Mutex<HubState>,
     /// Changes whenever a node joins, leaves or is refused.
     changes: watch::Sender<u64>,
     seen: SeenHandshakes,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HubState {
     links: BTreeMap<u32, Link>,
     /// When each missing node was lost.
     lost_at: BTreeMap<u32, Instant>,
@@ -149,8 +149,8 @@ impl Cluster {
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(about)?;
         let (changes, _) = watch::channel(0);
         let lost_at = (1..settings.nodes).map(|node| (node, Instant::now())).collect();
-        let state = Mutex::new(State { lost_at, ..State::default() });
-        let shared = Shared { settings, state, changes, seen: SeenHandshakes::default() };
+        let state = Mutex::new(HubState { lost_at, ..HubState::default() });
+        let shared = Hub { settings, state, changes, seen: SeenHandshakes::default() };
         let shared = Arc::new(shared);
         let serving = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("nodes".into());
@@ -317,8 +317,8 @@ fn loss(node: u32, host: &str, reason: &str) -> Failure {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, HubState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -327,20 +327,20 @@ impl Shared {
     }
 
     /// Whether the node may take part.
-    fn judge(&self, hello: NodeHello) -> Result<NodeFacts, Refusal> {
-        let mut facts = agreement::facts(hello).map_err(Refusal::of)?;
+    fn judge(&self, hello: NodeHello) -> Result<NodeFacts, NodeRefusal> {
+        let mut facts = agreement::facts(hello).map_err(NodeRefusal::of)?;
         facts.ahead_s = facts.unix_s - exact_unix_s(SystemTime::now());
-        agreement::check(&self.settings.own, &facts, self.settings.nodes).map_err(Refusal::of)?;
+        agreement::check(&self.settings.own, &facts, self.settings.nodes).map_err(NodeRefusal::of)?;
         let state = self.lock();
         if let Some(reason) = state.left_out.get(&facts.process) {
             let (exit_code, reason) = (ExitCode::WorkerFailed, reason.clone());
-            return Err(Refusal { exit_code, reason, is_temporary: false, of_run: false });
+            return Err(NodeRefusal { exit_code, reason, is_temporary: false, of_run: false });
         }
         match state.links.get(&facts.node) {
             Some(link) if link.facts.process != facts.process => {
                 let NodeFacts { node, host, pid, .. } = &link.facts;
                 let reason = format!("node {node} is running: it is the process {pid} on {host}");
-                Err(Refusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false })
+                Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false })
             }
             _ => Ok(facts),
         }
@@ -418,7 +418,7 @@ impl Shared {
 }
 
 /// Why a node may not take part.
-struct Refusal {
+struct NodeRefusal {
     exit_code: ExitCode,
     reason: String,
     is_temporary: bool,
@@ -426,14 +426,14 @@ struct Refusal {
     of_run: bool,
 }
 
-impl Refusal {
+impl NodeRefusal {
     fn of(error: LaunchError) -> Self {
         let (exit_code, reason) = (error.exit_code(), error.to_string());
         Self { exit_code, reason, is_temporary: false, of_run: true }
     }
 }
 
-async fn listen(listener: TcpListener, shared: &Arc<Shared>) {
+async fn listen(listener: TcpListener, shared: &Arc<Hub>) {
     let mut greetings: VecDeque<(Instant, SocketAddr, AbortHandle)> = VecDeque::new();
     let rejections = Arc::new(Rejections::default());
     loop {
@@ -493,7 +493,7 @@ impl Rejections {
     }
 }
 
-async fn greet(stream: TcpStream, shared: &Shared) -> io::Result<(Sender, Receiver, NodeHello)> {
+async fn greet(stream: TcpStream, shared: &Hub) -> io::Result<(Sender, Receiver, NodeHello)> {
     let (sender, mut receiver) = accept(stream, &shared.settings.token, &shared.seen).await?;
     let hello = receiver.receive().await?;
     let hello = hello.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"))?;
@@ -504,12 +504,12 @@ async fn serve_node(
     mut sender: Sender,
     mut receiver: Receiver,
     hello: NodeHello,
-    shared: &Arc<Shared>,
+    shared: &Arc<Hub>,
     connection: AbortHandle,
 ) {
     let facts = match admit(&mut sender, &mut receiver, hello, shared).await {
         Ok(Ok(facts)) => facts,
-        Ok(Err(Refusal { exit_code, reason, is_temporary, of_run })) => {
+        Ok(Err(NodeRefusal { exit_code, reason, is_temporary, of_run })) => {
             tracing::warn!("refused a node: {reason}");
             let refused = ToNode::Refused { reason: reason.clone(), exit_code: exit_code.code(), is_temporary };
             let _ = sender.send(&refused).await;
@@ -566,8 +566,8 @@ async fn admit(
     sender: &mut Sender,
     receiver: &mut Receiver,
     hello: NodeHello,
-    shared: &Arc<Shared>,
-) -> io::Result<Result<NodeFacts, Refusal>> {
+    shared: &Arc<Hub>,
+) -> io::Result<Result<NodeFacts, NodeRefusal>> {
     let facts = match shared.judge(hello) {
         Ok(facts) => facts,
         Err(refusal) => return Ok(Err(refusal)),
@@ -576,7 +576,7 @@ async fn admit(
         let written = tokio::task::spawn_blocking(move || Proof::write(&folder)).await.map_err(io::Error::other)?;
         let proof = match written {
             Ok(proof) => proof,
-            Err(error) => return Ok(Err(Refusal::of(error))),
+            Err(error) => return Ok(Err(NodeRefusal::of(error))),
         };
         let name = proof.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         sender.send(&ToNode::Prove { name }).await?;
@@ -591,7 +591,7 @@ async fn admit(
         let answer = answer.await.map_err(|_| io::Error::other("it did not answer in time"))??;
         if !matches!(&answer, Some(FromNode::Proof(Some(text))) if *text == proof.text) {
             let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
-            return Ok(Err(Refusal::of(reported!(
+            return Ok(Err(NodeRefusal::of(reported!(
                 Config,
                 "node {node} ({host}) does not see the files of node 0 in {}: all nodes need the same checkpoint.dir",
                 folder.display()
@@ -602,7 +602,7 @@ async fn admit(
     let is_taken = shared.lock().links.get(&facts.node).is_some_and(|link| link.facts.process != facts.process);
     if is_taken {
         let reason = format!("node {} is running", facts.node);
-        return Ok(Err(Refusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false }));
+        return Ok(Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false }));
     }
     sender.send(&ToNode::Welcome).await?;
     Ok(Ok(facts))

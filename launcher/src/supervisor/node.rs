@@ -62,7 +62,7 @@ pub struct NodeSettings {
 }
 
 /// How a connection to node 0 ended.
-enum SessionEnd {
+enum ConnectionEnd {
     /// The command has ended.
     Ended { exit_code: ExitCode, error: String },
     /// Node 0 does not want this node.
@@ -83,15 +83,15 @@ pub fn run_node(settings: &NodeSettings) -> anyhow::Result<Value> {
         let mut last_reason = String::new();
         loop {
             let reason = match node.session(&mut signals).await? {
-                SessionEnd::Ended { exit_code: ExitCode::Success, .. } => {
+                ConnectionEnd::Ended { exit_code: ExitCode::Success, .. } => {
                     return Ok(json!({ "ok": true, "node": settings.facts.node }));
                 }
-                SessionEnd::Ended { exit_code, error } | SessionEnd::Refused { exit_code, reason: error } => {
+                ConnectionEnd::Ended { exit_code, error } | ConnectionEnd::Refused { exit_code, reason: error } => {
                     return Err(LaunchError::new(exit_code, error).into());
                 }
-                SessionEnd::Stopped => return Err(signals.error().into()),
-                SessionEnd::Lost(_) if node.is_interrupted => return Err(signals.error().into()),
-                SessionEnd::Lost(reason) => reason,
+                ConnectionEnd::Stopped => return Err(signals.error().into()),
+                ConnectionEnd::Lost(_) if node.is_interrupted => return Err(signals.error().into()),
+                ConnectionEnd::Lost(reason) => reason,
             };
             if reason != last_reason {
                 tracing::warn!("{reason}; trying again");
@@ -120,16 +120,18 @@ struct Node<'a> {
 
 impl Node<'_> {
     /// Connects to node 0, and serves it until the connection ends.
-    async fn session(&mut self, signals: &mut Signals) -> anyhow::Result<SessionEnd> {
+    async fn session(&mut self, signals: &mut Signals) -> anyhow::Result<ConnectionEnd> {
         let address = &self.settings.rendezvous;
         let connected = tokio::select! {
             connected = tokio::time::timeout(CONNECT_LIMIT, self.connect()) => connected,
-            () = signals.recv() => return Ok(SessionEnd::Stopped),
+            () = signals.recv() => return Ok(ConnectionEnd::Stopped),
         };
         let (mut sender, mut receiver) = match connected {
             Ok(Ok(opened)) => opened,
-            Ok(Err(error)) => return Ok(SessionEnd::Lost(format!("cannot connect to node 0 at {address}: {error}"))),
-            Err(_) => return Ok(SessionEnd::Lost(format!("node 0 at {address} does not answer"))),
+            Ok(Err(error)) => {
+                return Ok(ConnectionEnd::Lost(format!("cannot connect to node 0 at {address}: {error}")));
+            }
+            Err(_) => return Ok(ConnectionEnd::Lost(format!("node 0 at {address} does not answer"))),
         };
         receiver.accept_long_messages();
         let (outbox, mut outgoing) = mpsc::unbounded_channel::<FromNode>();
@@ -170,13 +172,13 @@ impl Node<'_> {
                             break end;
                         }
                     }
-                    Some(Err(reason)) => break SessionEnd::Lost(reason),
-                    None => break SessionEnd::Lost("the connection to node 0 is closed".to_owned()),
+                    Some(Err(reason)) => break ConnectionEnd::Lost(reason),
+                    None => break ConnectionEnd::Lost("the connection to node 0 is closed".to_owned()),
                 },
                 happened = workers.next() => workers.handle(happened)?,
                 () = signals.recv() => {
                     if !self.has_joined || self.is_interrupted {
-                        break SessionEnd::Stopped;
+                        break ConnectionEnd::Stopped;
                     }
                     self.is_interrupted = true;
                     give_up_at = Some(Instant::now() + self.settings.preempt_limit + CONNECT_LIMIT);
@@ -186,7 +188,7 @@ impl Node<'_> {
                 }
                 _ = ticks.tick() => {
                     if give_up_at.is_some_and(|at| Instant::now() >= at) {
-                        break SessionEnd::Stopped;
+                        break ConnectionEnd::Stopped;
                     }
                     workers.tick();
                 }
@@ -221,7 +223,7 @@ impl Node<'_> {
     }
 
     /// Handles a message of node 0. Returns how the session ends, if it does.
-    async fn handle(&mut self, message: ToNode, workers: &mut LocalWorkers) -> anyhow::Result<Option<SessionEnd>> {
+    async fn handle(&mut self, message: ToNode, workers: &mut LocalWorkers) -> anyhow::Result<Option<ConnectionEnd>> {
         match message {
             ToNode::Alive => {}
             ToNode::Refused { reason, exit_code, is_temporary } => {
@@ -229,9 +231,9 @@ impl Node<'_> {
                 return Ok(Some(if is_temporary {
                     // The time to give up does not move while another process holds this place.
                     self.last_contact -= CONNECT_AGAIN.min(self.last_contact.elapsed());
-                    SessionEnd::Lost(reason)
+                    ConnectionEnd::Lost(reason)
                 } else {
-                    SessionEnd::Refused { exit_code, reason }
+                    ConnectionEnd::Refused { exit_code, reason }
                 }));
             }
             ToNode::Prove { name } => {
@@ -269,7 +271,7 @@ impl Node<'_> {
             }
             ToNode::End { exit_code, error } => {
                 let exit_code = ExitCode::from_code(exit_code.into()).unwrap_or(ExitCode::Internal);
-                return Ok(Some(SessionEnd::Ended { exit_code, error }));
+                return Ok(Some(ConnectionEnd::Ended { exit_code, error }));
             }
         }
         Ok(None)
@@ -307,7 +309,7 @@ struct LocalGang {
 }
 
 /// Something that happened to the workers of this node.
-enum Local {
+enum LocalEvent {
     Notice(Notice),
     Connection(UnixStream),
 }
@@ -348,20 +350,20 @@ impl LocalWorkers {
     }
 
     /// Waits for the next event. Waits forever without a gang.
-    async fn next(&mut self) -> io::Result<Local> {
+    async fn next(&mut self) -> io::Result<LocalEvent> {
         let Some(gang) = &mut self.gang else { return std::future::pending().await };
         tokio::select! {
-            Some(notice) = gang.notices.recv() => Ok(Local::Notice(notice)),
-            accepted = gang.control.listener.accept() => Ok(Local::Connection(accepted?.0)),
+            Some(notice) = gang.notices.recv() => Ok(LocalEvent::Notice(notice)),
+            accepted = gang.control.listener.accept() => Ok(LocalEvent::Connection(accepted?.0)),
         }
     }
 
     /// Passes on what happened to a worker.
-    fn handle(&mut self, happened: io::Result<Local>) -> anyhow::Result<()> {
+    fn handle(&mut self, happened: io::Result<LocalEvent>) -> anyhow::Result<()> {
         let Some(gang) = &mut self.gang else { return Ok(()) };
         let notice = match happened.context("cannot accept a connection on the control socket")? {
-            Local::Notice(notice) => notice,
-            Local::Connection(stream) => {
+            LocalEvent::Notice(notice) => notice,
+            LocalEvent::Connection(stream) => {
                 let ranks = gang.members.iter().map(|(rank, member)| (member.pid, *rank as usize));
                 accept_worker(stream, &ranks.collect::<Vec<_>>(), &gang.events);
                 return Ok(());

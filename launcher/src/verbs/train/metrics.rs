@@ -1,5 +1,5 @@
 //! The numbers of a training run for Prometheus: `GET /metrics` at the address `network.metrics`. They come from the file
-//! `status.json`, which is written about once a second, so that whoever asks cannot slow down training.
+//! `status.json`, which is written about once a second, so that questions cannot slow down training.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
