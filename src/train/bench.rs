@@ -169,7 +169,7 @@ fn end_to_end(job: &TrainBench, ranks: &Communicator, cost: StepCost) -> Result<
         }
         Ok(())
     };
-    run(&train, 0, ranks, Launcher { send: &mut send, next_fault: &mut || None })?;
+    run(&train, 0, ranks, false, Launcher { send: &mut send, next_fault: &mut || None })?;
     let timed = reports.iter().filter(|report| report.step >= u64::from(WARM_UP) + log_every);
     let (times_ms, waits): (Vec<f64>, Vec<f64>) =
         timed.map(|report| (1e3 * cost.global_batch / report.samples_per_s, report.data_wait)).unzip();
