@@ -47,7 +47,7 @@ impl NodeWorkers {
         if on_cuda {
             check_gpu_count(workers, gpus, parallel.share_gpu, inventory)?;
         }
-        check_tensor_split(workers, parallel.tensor)?;
+        check_tensor_split(workers, parallel.tensor, parallel.nodes)?;
         check_interface(&config.network.interface)?;
         let threads_auto = if on_cuda { 1 } else { (cores() / workers).clamp(1, 1024) };
         let threads = config.train.threads.value().unwrap_or(threads_auto);
@@ -91,10 +91,11 @@ impl NodeWorkers {
             && self.slots.iter().filter(|slot| slot.node == facts.node).count() <= facts.slots.len()
     }
 
-    /// Number of workers if all nodes have as many as this one; the number of workers if there is only one node.
-    pub fn workers_of_all_nodes(&self) -> usize {
+    /// Number of workers if all nodes are there, and the missing ones have as many as node 0.
+    pub fn workers_expected(&self) -> usize {
         let own = self.slots.iter().filter(|slot| slot.node == 0).count();
-        self.cluster.as_ref().map_or(self.slots.len(), |cluster| own * cluster.nodes() as usize)
+        let nodes = self.cluster.as_ref().map_or(0, |cluster| cluster.nodes() as usize);
+        self.slots.len() + own * nodes.saturating_sub(self.nodes.len())
     }
 
     /// The other nodes with workers.
@@ -250,15 +251,17 @@ fn check_gpu_count(workers: u32, gpus: u32, share: bool, inventory: &Inventory) 
     Ok(())
 }
 
-fn check_tensor_split(workers: u32, tensor: u32) -> Result<(), LaunchError> {
+fn check_tensor_split(workers: u32, tensor: u32, nodes: u32) -> Result<(), LaunchError> {
     if workers.is_multiple_of(tensor) {
         return Ok(());
     }
     let fits: Vec<String> =
         (1..=workers).filter(|size| workers.is_multiple_of(*size)).map(|size| size.to_string()).collect();
+    let within = if nodes > 1 { ", because a replica stays on one node" } else { "" };
     refuse!(
         Config,
-        "parallel.tensor: is {tensor}, but {workers} workers cannot be split into groups of {tensor}; wanted one of {}",
+        "parallel.tensor: is {tensor}, but {workers} workers cannot be split into groups of {tensor}{within}; wanted one \
+         of {}",
         fits.join(", ")
     )
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! RUN/config.toml         resolved configuration
 //! RUN/lock                locked by the launcher that trains the run; contains the launcher's process id
-//! RUN/attempts/N          the attempt N has begun; lists the checkpoints that were there
+//! RUN/attempts/N          the attempt N was claimed
+//! RUN/attempts/N.json     the attempt N has begun; lists the checkpoints that were there
 //! RUN/step-NNNNNNNN/      a committed checkpoint (checkpoints/README.md)
 //! RUN/latest              name of the newest checkpoint, for people and scripts
 //! RUN/logs/ATTEMPT/  RUN/events.out.tfevents.*  RUN/events.jsonl  RUN/failure.json  RUN/status.json
@@ -79,6 +80,13 @@ pub struct OpenedRun {
     pub changes: Vec<String>,
 }
 
+/// The configuration without the values that belong to a command, not to a run: the nodes, and how they meet.
+fn without_command(mut config: RunConfig) -> RunConfig {
+    (config.parallel.nodes, config.parallel.nodes_min, config.parallel.node_rank) = (1, 0, 0);
+    config.network = NetworkConfig { interface: config.network.interface, ..NetworkConfig::default() };
+    config
+}
+
 impl RunFolder {
     /// Creates the run `name` in `dir`, or opens it if it exists. Fails if another launcher holds the run. If the run
     /// has checkpoints, there are three more reasons to fail: the run's configuration is missing, it differs from
@@ -104,9 +112,7 @@ impl RunFolder {
     fn configure(&mut self, name: &str, config: &RunConfig) -> Result<(bool, Vec<String>), LaunchError> {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
-        // These belong to a command, not to the run.
-        (config.parallel.nodes, config.parallel.nodes_min, config.parallel.node_rank) = (1, 0, 0);
-        config.network = NetworkConfig { interface: config.network.interface, ..NetworkConfig::default() };
+        config = without_command(config);
         let path = self.path.join(CONFIG);
         let text = toml::to_string(&config).expect("a checked configuration contains only plain TOML values");
         let previous = match std::fs::read_to_string(&path) {

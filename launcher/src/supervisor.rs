@@ -299,7 +299,7 @@ async fn supervise(
     let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
     let (mut ended_at, mut interrupts) = (None, 0);
     let (mut disk, mut is_disk_stuck) = (DiskWatch::new(), false);
-    let mut newcomers = BTreeSet::new();
+    let (mut newcomers, mut has_signal) = (BTreeSet::new(), false);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let outcome = loop {
@@ -325,11 +325,11 @@ async fn supervise(
                     is_out_of_memory |= by_kernel;
                     event
                 }
-                Some(NodeNews::Interrupted(code)) => {
+                Some(NodeNews::Interrupted(code)) if signals.note(code) => {
                     interrupts += 1;
-                    signals.code.get_or_insert(code);
                     interrupt(gang, &members, control.folder())
                 }
+                Some(NodeNews::Interrupted(_)) => continue,
                 Some(NodeNews::Joined(node)) => {
                     newcomers.insert(node);
                     continue;
@@ -346,6 +346,11 @@ async fn supervise(
                 continue;
             }
             () = signals.recv() => {
+                let is_first = !std::mem::replace(&mut has_signal, true);
+                if is_first && interrupts > 0 {
+                    // A scheduler signals all nodes, and the request has arrived through another node already.
+                    continue;
+                }
                 interrupts += 1;
                 interrupt(gang, &members, control.folder())
             }
@@ -430,6 +435,8 @@ async fn supervise(
 /// The other nodes of a gang. They are told to stop when this value is dropped.
 struct GangNodes {
     attached: Option<(Arc<Cluster>, mpsc::Receiver<FromCluster>)>,
+    gang: u64,
+    nodes: Vec<u32>,
 }
 
 impl GangNodes {
@@ -447,6 +454,8 @@ impl Drop for GangNodes {
     fn drop(&mut self) {
         if let Some((cluster, _)) = &self.attached {
             cluster.detach();
+            // Usually, all workers have ended.
+            self.nodes.iter().for_each(|node| cluster.send(*node, ToNode::Kill { gang: self.gang }));
         }
     }
 }
@@ -457,15 +466,18 @@ fn begin(
     control: &ControlSocket,
     events: &mpsc::Sender<Notice>,
 ) -> anyhow::Result<(Vec<WorkerHandle>, GangNodes)> {
-    let (world, mut nodes, mut number) = (gang.world, GangNodes { attached: None }, 0);
+    let (world, mut number) = (gang.world, 0);
+    let mut nodes = GangNodes { attached: None, gang: 0, nodes: Vec::new() };
     if let Some(cluster) = &world.cluster {
         let (from_nodes, news) = mpsc::channel(NOTICES_MAX);
         number = cluster.attach(world.other_nodes().map(|node| node.number).collect(), from_nodes);
         for node in world.other_nodes() {
             let slots = world.slots.iter().filter(|slot| slot.node == node.number).cloned().collect();
-            cluster.send(node.number, ToNode::Begin { gang: number, slots, share_gpu: world.share_gpu });
+            let (share_gpu, interface) = (world.share_gpu, node.interface.clone());
+            cluster.send(node.number, ToNode::Begin { gang: number, slots, share_gpu, interface });
         }
-        nodes.attached = Some((Arc::clone(cluster), news));
+        let others = world.other_nodes().map(|node| node.number).collect();
+        nodes = GangNodes { attached: Some((Arc::clone(cluster), news)), gang: number, nodes: others };
     }
     let own_interface = world.slots.iter().find(|slot| slot.node == 0).and_then(|slot| world.interface_of(slot));
     let interface = own_interface.unwrap_or(&gang.meeting.interface);

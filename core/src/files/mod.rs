@@ -240,6 +240,28 @@ impl Files {
         Ok(true)
     }
 
+    /// Writes a small file atomically and durably, unless it exists. Returns whether this call wrote it: of several
+    /// launchers that write the same file, exactly one succeeds.
+    pub fn write_unless_exists(&self, path: &Path, bytes: &[u8]) -> Result<bool, FileError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = parent(path).join(format!(".{name}-{}{WRITING}", std::process::id()));
+        let linked = self.write_new(&temporary, bytes).and_then(|_| {
+            self.allow(FileOperation::Write, path)?;
+            match std::fs::hard_link(&temporary, path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+                linked => linked.map_err(FileError::at(path))?,
+            }
+            if let Some(faults) = &self.faults {
+                faults.created(path);
+            }
+            Ok(true)
+        });
+        let _ = self.remove_file(&temporary);
+        let is_written = linked?;
+        self.sync_folder(parent(path))?;
+        Ok(is_written)
+    }
+
     /// Writes a small file atomically and durably, replacing an existing file. After an error or a crash, the file has
     /// its old or its new contents, never a mixture.
     pub fn write_atomically(&self, path: &Path, bytes: &[u8]) -> Result<Written, FileError> {

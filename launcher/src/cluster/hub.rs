@@ -68,6 +68,8 @@ pub(crate) struct HubSettings {
     pub(crate) silence_limit: Duration,
     /// How long to wait for missing nodes.
     pub(crate) gather_limit: Duration,
+    /// Whether nodes that are missing or refused are only reported.
+    pub(crate) is_survey: bool,
     /// A folder that all nodes must share; `None` if the command writes nothing there.
     pub(crate) common_folder: Option<PathBuf>,
 }
@@ -119,8 +121,14 @@ struct HubState {
     refusal: Option<(ExitCode, String)>,
     /// The exit code with which another node was asked to stop.
     interrupted: Option<ExitCode>,
-    /// Whether the nodes were told how the command ended.
-    has_ended: bool,
+    /// Whether a gang has begun.
+    has_begun: bool,
+    /// How the command ended: what the nodes are told.
+    end: Option<ToNode>,
+    /// The last refusal that was logged.
+    logged: String,
+    /// The refusals of nodes, if [`HubSettings::is_survey`].
+    refusals: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -163,6 +171,11 @@ impl Cluster {
         self.shared.settings.nodes
     }
 
+    /// Why nodes were refused, if [`HubSettings::is_survey`].
+    pub(crate) fn refusals(&self) -> Vec<String> {
+        self.shared.lock().refusals.clone()
+    }
+
     /// Whether the command may go on without some nodes.
     pub(crate) fn may_shrink(&self) -> bool {
         self.shared.settings.nodes_needed < self.shared.settings.nodes
@@ -201,7 +214,8 @@ impl Cluster {
                     lost_at.map_or(Duration::ZERO, |at| shared.settings.patience.saturating_sub(at.elapsed()))
                 };
                 patience_ends = missing.iter().map(left).max().filter(|_| is_enough).map(|left| Instant::now() + left);
-                if patience_ends.is_some_and(|at| at <= Instant::now()) || missing.is_empty() {
+                let is_complete = missing.len() <= state.refusals.len();
+                if patience_ends.is_some_and(|at| at <= Instant::now()) || is_complete {
                     let others = present.iter().map(|node| state.links[node].facts.clone());
                     return Ok(std::iter::once(shared.settings.own.clone()).chain(others).collect());
                 }
@@ -239,8 +253,11 @@ impl Cluster {
             // The queue is new, so it has room.
             let _ = events.try_send(lost);
         }
+        for node in state.links.keys().filter(|node| !nodes.contains(node)) {
+            let _ = events.try_send(FromCluster::Joined(*node));
+        }
         state.gang = Some(AttachedGang { number, events, nodes });
-        state.refusal = None;
+        (state.refusal, state.has_begun) = (None, true);
         number
     }
 
@@ -274,10 +291,11 @@ impl Cluster {
     pub fn end(&self, exit_code: ExitCode, error: &str) {
         {
             let mut state = self.shared.lock();
-            state.has_ended = true;
+            let end = ToNode::End { exit_code: exit_code.code(), error: error.to_owned() };
             for link in state.links.values() {
-                let _ = link.outbox.send(ToNode::End { exit_code: exit_code.code(), error: error.to_owned() });
+                let _ = link.outbox.send(end.clone());
             }
+            state.end = Some(end);
         }
         let begun = Instant::now();
         while !self.shared.lock().links.is_empty() && begun.elapsed() < FAREWELL_LIMIT {
@@ -336,20 +354,24 @@ impl Hub {
             let (exit_code, reason) = (ExitCode::WorkerFailed, reason.clone());
             return Err(NodeRefusal { exit_code, reason, is_temporary: false, of_run: false });
         }
-        match state.links.get(&facts.node) {
-            Some(link) if link.facts.process != facts.process => {
-                let NodeFacts { node, host, pid, .. } = &link.facts;
-                let reason = format!("node {node} is running: it is the process {pid} on {host}");
-                Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false })
-            }
-            _ => Ok(facts),
-        }
+        state.refuse_second(&facts)?;
+        Ok(facts)
     }
 
-    /// Adds a node. If the same process was connected before, that connection ends.
-    fn join(&self, facts: NodeFacts, outbox: mpsc::UnboundedSender<ToNode>, connection: AbortHandle) -> u64 {
+    /// Adds a node, and tells it so. If the same process was connected before, that connection ends.
+    fn join(
+        &self,
+        facts: NodeFacts,
+        outbox: mpsc::UnboundedSender<ToNode>,
+        connection: AbortHandle,
+    ) -> Result<u64, NodeRefusal> {
         let (node, host) = (facts.node, facts.host.clone());
         let mut state = self.lock();
+        state.refuse_second(&facts)?;
+        let _ = outbox.send(ToNode::Welcome);
+        if let Some(end) = &state.end {
+            let _ = outbox.send(end.clone());
+        }
         state.gangs += 1;
         let number = state.gangs;
         let before = state.links.insert(node, Link { facts, outbox, connection, number });
@@ -368,7 +390,7 @@ impl Hub {
             tokio::spawn(async move { events.send(news).await });
         }
         self.changed();
-        number
+        Ok(number)
     }
 
     /// Removes the connection `number` of a node.
@@ -379,10 +401,11 @@ impl Hub {
             let host = link.facts.host.clone();
             state.links.remove(&node);
             state.lost_at.insert(node, Instant::now());
-            if !state.has_ended {
+            let gang = state.gang.as_ref().filter(|gang| gang.nodes.contains(&node));
+            if gang.is_none() && state.end.is_none() {
+                // Otherwise the failure of the gang is logged.
                 tracing::warn!("node {node} ({host}) was lost: {reason}");
             }
-            let gang = state.gang.as_ref().filter(|gang| gang.nodes.contains(&node));
             gang.map(|gang| (gang.events.clone(), loss(node, &host, reason)))
         };
         self.changed();
@@ -414,6 +437,18 @@ impl Hub {
         if let Some(events) = events {
             let _ = events.send(FromCluster::Event((node, message))).await;
         }
+    }
+}
+
+impl HubState {
+    /// Fails if another process has the place of this node.
+    fn refuse_second(&self, facts: &NodeFacts) -> Result<(), NodeRefusal> {
+        let Some(link) = self.links.get(&facts.node).filter(|link| link.facts.process != facts.process) else {
+            return Ok(());
+        };
+        let NodeFacts { node, host, pid, .. } = &link.facts;
+        let reason = format!("node {node} is running: it is the process {pid} on {host}");
+        Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false })
     }
 }
 
@@ -509,21 +544,15 @@ async fn serve_node(
 ) {
     let facts = match admit(&mut sender, &mut receiver, hello, shared).await {
         Ok(Ok(facts)) => facts,
-        Ok(Err(NodeRefusal { exit_code, reason, is_temporary, of_run })) => {
-            tracing::warn!("refused a node: {reason}");
-            let refused = ToNode::Refused { reason: reason.clone(), exit_code: exit_code.code(), is_temporary };
-            let _ = sender.send(&refused).await;
-            if of_run {
-                shared.lock().refusal = Some((exit_code, reason));
-                shared.changed();
-            }
-            return;
-        }
+        Ok(Err(refusal)) => return refuse(&mut sender, refusal, shared).await,
         Err(error) => return tracing::warn!("a node was lost before it took part: {error}"),
     };
     let (outbox, mut messages) = mpsc::unbounded_channel();
     let (node, host) = (facts.node, facts.host.clone());
-    let number = shared.join(facts, outbox, connection);
+    let number = match shared.join(facts, outbox, connection) {
+        Ok(number) => number,
+        Err(refusal) => return refuse(&mut sender, refusal, shared).await,
+    };
     tracing::info!("node {node} ({host}) has joined");
     receiver.accept_long_messages();
     let transmit = async {
@@ -561,6 +590,26 @@ async fn serve_node(
     shared.leave(node, number, &reason).await;
 }
 
+/// Tells a node why it may not take part.
+async fn refuse(sender: &mut Sender, refusal: NodeRefusal, shared: &Hub) {
+    let NodeRefusal { exit_code, reason, is_temporary, of_run } = refusal;
+    {
+        let mut state = shared.lock();
+        if state.logged != reason {
+            // A node that tries again and again is logged once.
+            tracing::warn!("refused a node: {reason}");
+            state.logged.clone_from(&reason);
+        }
+        if of_run && shared.settings.is_survey {
+            state.refusals.push(reason.clone());
+        } else if of_run && !state.has_begun {
+            state.refusal = Some((exit_code, reason.clone()));
+        }
+    }
+    shared.changed();
+    let _ = sender.send(&ToNode::Refused { reason, exit_code: exit_code.code(), is_temporary }).await;
+}
+
 /// Checks whether a node may take part, and whether it sees the common folder.
 async fn admit(
     sender: &mut Sender,
@@ -580,16 +629,8 @@ async fn admit(
         };
         let name = proof.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         sender.send(&ToNode::Prove { name }).await?;
-        let answer = tokio::time::timeout(PROOF_LIMIT, async {
-            loop {
-                match receiver.receive::<FromNode>().await {
-                    Ok(Some(FromNode::Alive { .. })) => {}
-                    other => return other,
-                }
-            }
-        });
-        let answer = answer.await.map_err(|_| io::Error::other("it did not answer in time"))??;
-        if !matches!(&answer, Some(FromNode::Proof(Some(text))) if *text == proof.text) {
+        let text = proof_of(facts.node, sender, receiver, shared).await?;
+        if text.as_ref() != Some(&proof.text) {
             let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
             return Ok(Err(NodeRefusal::of(reported!(
                 Config,
@@ -598,14 +639,33 @@ async fn admit(
             ))));
         }
     }
-    // In the meantime, another process may have joined as the same node.
-    let is_taken = shared.lock().links.get(&facts.node).is_some_and(|link| link.facts.process != facts.process);
-    if is_taken {
-        let reason = format!("node {} is running", facts.node);
-        return Ok(Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false }));
-    }
-    sender.send(&ToNode::Welcome).await?;
     Ok(Ok(facts))
+}
+
+/// What the node reads in the file that it was asked for; `None` if it cannot read it.
+async fn proof_of(node: u32, sender: &mut Sender, receiver: &mut Receiver, shared: &Hub) -> io::Result<Option<String>> {
+    let answer = async {
+        loop {
+            match receiver.receive::<FromNode>().await? {
+                Some(FromNode::Proof(text)) => return Ok(text),
+                Some(message) => shared.report(node, message).await,
+                None => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+            }
+        }
+    };
+    let mut answer = std::pin::pin!(answer);
+    let until = Instant::now() + PROOF_LIMIT;
+    loop {
+        tokio::select! {
+            answer = &mut answer => return answer,
+            () = tokio::time::sleep(ALIVE_EVERY) => {
+                if Instant::now() >= until {
+                    return Err(io::Error::other("it did not answer in time"));
+                }
+                sender.send(&ToNode::Alive).await?;
+            }
+        }
+    }
 }
 
 /// A file with a random text, which another node must read.

@@ -46,6 +46,7 @@ fn cluster(nodes: u32) -> (Arc<Cluster>, SocketAddr) {
         patience: Duration::ZERO,
         silence_limit: Duration::from_secs(10),
         gather_limit: Duration::from_secs(60),
+        is_survey: false,
         common_folder: None,
     };
     (Cluster::open(settings).expect("the port is free"), address)

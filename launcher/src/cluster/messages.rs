@@ -97,6 +97,13 @@ pub(crate) enum ToNode {
         slots: Vec<WorkerSlot>,
         /// Whether workers share a GPU.
         share_gpu: bool,
+        /// The network interface over which the node's workers reach the others; "": loopback.
+        interface: String,
+    },
+    /// Kill the workers of a gang that are still running.
+    Kill {
+        /// Number of the gang.
+        gang: u64,
     },
     /// Pass a message to a worker.
     Deliver {

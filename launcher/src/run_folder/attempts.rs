@@ -1,17 +1,19 @@
-//! The records of a run's attempts, one file per attempt in the folder `attempts`. They keep a launcher that was
-//! stopped or cut off, and wakes up when another launcher has resumed the run, from changing anything that counts. Locks
-//! alone do not, because a file server may give the lock of a silent machine to another.
+//! Begins attempts. Their records in the folder `attempts` keep a launcher that was stopped or cut off, and wakes up when
+//! another launcher has resumed the run, from changing anything that counts. Locks alone do not, because a file server
+//! may give the lock of a silent machine to another.
 //!
-//! A launcher claims the next number by creating an empty file that must not exist. Then it looks which checkpoints are
-//! there, and lists them in the file. From then on, a checkpoint of an earlier attempt counts only if the list has it. An
-//! earlier launcher that still runs looks for a newer claim before it removes anything. If its look came before the
-//! claim, its newest checkpoint was there before the claim and is in the list, so that what it removes is not needed.
+//! A launcher claims the next number N by creating the empty file `N`, which must not exist. Then it looks which
+//! checkpoints are there, and writes the list to `N.json`, which must not exist either. From then on, a checkpoint of an
+//! earlier attempt counts only if the list has it. An earlier launcher that still runs looks for a newer claim before it
+//! removes anything. If its look came before the claim, its newest checkpoint was there before the claim and is in the
+//! list, so that what it removes is not needed.
 //!
-//! A file that is still empty belongs to a launcher that ended before its attempt began.
+//! If an earlier claim has no list, its launcher ended or is slow. The next launcher writes an empty record in its place,
+//! so that a list that comes later than its own is never read.
 
 use std::path::Path;
 
-use super::records::{ATTEMPTS, Record, claims};
+use super::records::{ATTEMPTS, Record, claims, record_path};
 use super::status::host;
 use super::{RunFolder, names, scan};
 use crate::error::{LaunchError, refuse, reported};
@@ -30,13 +32,24 @@ impl RunFolder {
             self.refuse_if_superseded()?;
         }
         let attempt = self.claim()?;
-        let checkpoints = scan::present(&self.path)?.iter().map(|found| (found.step, found.attempt)).collect();
-        let record = Record { pid: std::process::id(), host: host(), checkpoints };
-        let text = serde_json::to_vec(&record).expect("a record of strings and numbers is JSON");
-        self.files.write_atomically(&folder.join(attempt.to_string()), &text)?;
+        for earlier in claims(&self.path)?.into_iter().filter(|earlier| *earlier < attempt) {
+            if !record_path(&self.path, earlier).exists() {
+                self.record(earlier, None)?;
+            }
+        }
+        if !self.record(attempt, Some(scan::listed(&self.path)?))? {
+            refuse!(RunHeld, "another launcher has begun a newer attempt of {}", self.path.display());
+        }
         self.files.create_folders(&logs.join(attempt.to_string()))?;
         self.attempt = Some(attempt);
         Ok(attempt)
+    }
+
+    /// Writes the record of an attempt, unless there is one. Returns whether this call wrote it.
+    fn record(&self, attempt: u32, checkpoints: Option<Vec<(u64, Option<u32>)>>) -> Result<bool, LaunchError> {
+        let record = Record { pid: std::process::id(), host: host(), checkpoints };
+        let text = serde_json::to_vec(&record).expect("a record of strings and numbers is JSON");
+        Ok(self.files.write_unless_exists(&record_path(&self.path, attempt), &text)?)
     }
 
     fn claim(&self) -> Result<u32, LaunchError> {
@@ -56,7 +69,7 @@ impl RunFolder {
     /// Fails if another launcher has begun a newer attempt.
     pub(super) fn refuse_if_superseded(&self) -> Result<(), LaunchError> {
         let newest = claims(&self.path)?.last().copied();
-        if newest > self.attempt {
+        if self.attempt.is_some() && newest > self.attempt {
             refuse!(
                 RunHeld,
                 "another launcher has begun attempt {} of {}, so attempt {} ends",
@@ -68,9 +81,9 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Whether another launcher has begun a newer attempt.
+    /// Whether another launcher has begun a newer attempt. `false` if that cannot be found out.
     pub fn is_superseded(&self) -> bool {
-        self.attempt.is_some() && self.refuse_if_superseded().is_err()
+        self.attempt.is_some() && claims(&self.path).is_ok_and(|found| found.last().copied() > self.attempt)
     }
 
     /// Renames the checkpoint of this step if it does not count, so that its name is free.
@@ -78,7 +91,7 @@ impl RunFolder {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let aside = names::free_name(&self.path, &format!("{name}{}", names::STALE));
         tracing::warn!(
-            "{}: an earlier attempt committed it too late; renamed to {}",
+            "{}: it was not there when the attempt after it began; renamed to {}",
             folder.display(),
             aside.display()
         );

@@ -10,6 +10,7 @@ use super::compare::compare;
 use super::names::{CONFIG, LATEST};
 use super::scan;
 use super::status::{RunState, RunStatus};
+use super::without_command;
 use crate::error::{LaunchError, reported};
 
 /// Largest number of names that an error lists.
@@ -77,11 +78,12 @@ pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
 /// The newest run in `dir` that has not ended and whose configuration equals `config`, except that
 /// `checkpoint.dir` and `checkpoint.run` may differ.
 pub fn unfinished_run(dir: &Path, config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
+    let config = without_command(config.clone());
     let is_same = |run: &Path| {
         let Ok(mut found) = config::load(&[Layer::File(run.join(CONFIG))]) else { return false };
         found.config.checkpoint.dir.clone_from(&config.checkpoint.dir);
         found.config.checkpoint.run.clone_from(&config.checkpoint.run);
-        compare(&found.config, config).is_empty()
+        compare(&without_command(found.config), &config).is_empty()
     };
     Ok(newest_first(dir)?.into_iter().find(|run| is_same(run) && !has_ended(run, config.train.steps)))
 }

@@ -1,8 +1,8 @@
-//! The records of a run's attempts ([`super::attempts`]).
+//! Reads the records of a run's attempts ([`super::attempts`]).
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use locdiff_core::protocol::CheckpointManifest;
 use serde::{Deserialize, Serialize};
@@ -17,26 +17,33 @@ pub(super) const ATTEMPTS: &str = "attempts";
 pub(super) struct Record {
     pub(super) pid: u32,
     pub(super) host: String,
-    /// Step and attempt of each checkpoint that was there.
-    pub(super) checkpoints: Vec<(u64, u32)>,
+    /// Step and attempt of each checkpoint that was there; no attempt if the manifest of the checkpoint could not be
+    /// read. `None` if the attempt never began.
+    pub(super) checkpoints: Option<Vec<(u64, Option<u32>)>>,
+}
+
+/// Path of the record of an attempt.
+pub(super) fn record_path(run: &Path, attempt: u32) -> PathBuf {
+    run.join(ATTEMPTS).join(format!("{attempt}.json"))
 }
 
 /// The records of all attempts that have begun.
 #[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<u32, Record>);
+pub(super) struct Records(BTreeMap<u32, Vec<(u64, Option<u32>)>>);
 
 impl Records {
     /// Reads the records of a run.
     pub(super) fn read(run: &Path) -> Result<Self, LaunchError> {
         let mut records = BTreeMap::new();
         for attempt in claims(run)? {
-            let path = run.join(ATTEMPTS).join(attempt.to_string());
-            let text = std::fs::read(&path).map_err(LaunchError::at(&path))?;
-            if !text.is_empty() {
-                let record = serde_json::from_slice(&text)
-                    .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
-                records.insert(attempt, record);
-            }
+            let path = record_path(run, attempt);
+            let text = match std::fs::read(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                text => text.map_err(LaunchError::at(&path))?,
+            };
+            let record: Record = serde_json::from_slice(&text)
+                .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
+            records.extend(record.checkpoints.map(|checkpoints| (attempt, checkpoints)));
         }
         Ok(Self(records))
     }
@@ -49,7 +56,10 @@ impl Records {
     /// Whether a checkpoint counts: the attempt after the one that wrote it lists it, or there is no later attempt.
     pub(super) fn count(&self, manifest: &CheckpointManifest) -> bool {
         let next = self.0.range(manifest.attempt.saturating_add(1)..).next();
-        next.is_none_or(|(_, record)| record.checkpoints.contains(&(manifest.step, manifest.attempt)))
+        let is_listed = |listed: &[(u64, Option<u32>)]| {
+            [Some(manifest.attempt), None].iter().any(|attempt| listed.contains(&(manifest.step, *attempt)))
+        };
+        next.is_none_or(|(_, listed)| is_listed(listed))
     }
 }
 

@@ -26,6 +26,7 @@ impl RunFolder {
     /// than the newest whole one are set aside. Fails if the run had checkpoints but none of them is whole, so that a
     /// run never silently starts over.
     pub fn resume_point(&self) -> Result<ResumePoint, LaunchError> {
+        self.refuse_if_superseded()?;
         self.clean()?;
         for folder in scan::all_stale(&self.path)? {
             self.set_aside_stale(&folder)?;
@@ -51,9 +52,12 @@ impl RunFolder {
     }
 
     /// Removes parts of checkpoints that were never committed, checkpoints whose removal was interrupted, and files
-    /// that were not completely written. The caller must make sure that no worker of the run is alive. Parts of a newer
-    /// attempt are left alone.
+    /// that were not completely written. Does nothing if a newer attempt has begun. The caller must make sure that no worker
+    /// of the run is alive. Parts of a newer attempt are left alone.
     pub fn clean(&self) -> Result<(), LaunchError> {
+        if self.is_superseded() {
+            return Ok(());
+        }
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let partial = name.starts_with('.')
@@ -71,6 +75,7 @@ impl RunFolder {
     /// Renames a damaged checkpoint so that it is no longer used. Returns a line that describes the damage and the new
     /// name.
     fn set_aside(&self, folder: &Path, reason: &str) -> Result<String, LaunchError> {
+        self.refuse_if_superseded()?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let aside = free_name(&self.path, &format!("{name}{CORRUPT}"));
         self.files.rename(folder, &aside)?;
@@ -95,6 +100,10 @@ impl RunFolder {
     fn correct_latest(&self, newest: &Path) -> Result<(), LaunchError> {
         let name = newest.file_name().unwrap_or_default().to_string_lossy();
         let recorded = std::fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();
-        if recorded.trim() == name { Ok(()) } else { self.write_latest(&name) }
+        if recorded.trim() == name {
+            return Ok(());
+        }
+        self.refuse_if_superseded()?;
+        self.write_latest(&name)
     }
 }

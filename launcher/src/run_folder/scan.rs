@@ -89,6 +89,13 @@ pub(super) fn all_stale(run: &Path) -> Result<Vec<PathBuf>, LaunchError> {
     stale(run, &folders(run, step_of)?)
 }
 
+/// Step and attempt of each checkpoint that counts, whole or damaged. The attempt is unknown if the manifest cannot be
+/// read.
+pub(super) fn listed(run: &Path) -> Result<Vec<(u64, Option<u32>)>, LaunchError> {
+    let attempt = |folder: &Path| read_manifest(folder).ok().map(|manifest| manifest.attempt);
+    Ok(committed(run)?.into_iter().map(|(step, folder)| (step, attempt(&folder))).collect())
+}
+
 /// The stale checkpoints among `found`. A checkpoint whose manifest cannot be read is damaged, not stale.
 fn stale(run: &Path, found: &[(u64, PathBuf)]) -> Result<Vec<PathBuf>, LaunchError> {
     let records = Records::read(run)?;

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
+use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
 use locdiff_core::files::wait_until_visible;
-use locdiff_core::protocol::{ToLauncher, WorkerSlot};
+use locdiff_core::protocol::{Job, ToLauncher, ToWorker, WorkerSlot};
 use locdiff_core::pulse::Beat;
 use serde_json::{Value, json};
 use tokio::net::{TcpStream, UnixStream};
@@ -40,6 +43,9 @@ const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long to look for a file in the common folder. File systems on a network may show new files late.
 const PROOF_PATIENCE: Duration = Duration::from_secs(45);
+
+/// How many bytes may wait for the network before the workers have to wait too. A heartbeat waits behind them.
+const WAITING_BYTES_MAX: usize = 256 << 10;
 
 /// How long workers may take to end after SIGKILL.
 const KILL_PATIENCE: Duration = Duration::from_secs(30);
@@ -134,7 +140,7 @@ impl Node<'_> {
             Err(_) => return Ok(ConnectionEnd::Lost(format!("node 0 at {address} does not answer"))),
         };
         receiver.accept_long_messages();
-        let (outbox, mut outgoing) = mpsc::unbounded_channel::<FromNode>();
+        let (outbox, mut outgoing) = Outbox::new();
         let (incoming, mut inbox) = mpsc::channel(64);
         let silence_limit = self.settings.silence_limit;
         // These tasks end with the session, when their channels close.
@@ -153,10 +159,11 @@ impl Node<'_> {
             }
         });
         let writing = tokio::spawn(async move {
-            while let Some(message) = outgoing.recv().await {
+            while let Some(message) = outgoing.messages.recv().await {
                 if sender.send(&message).await.is_err() {
                     return;
                 }
+                outgoing.waiting.fetch_sub(size(&message), Ordering::Relaxed);
             }
         });
         let mut workers = LocalWorkers { gang: None, outbox: outbox.clone() };
@@ -167,7 +174,10 @@ impl Node<'_> {
             tokio::select! {
                 message = inbox.recv() => match message {
                     Some(Ok(message)) => {
-                        self.last_contact = Instant::now();
+                        // The time to give up does not move while another process holds this place.
+                        if !matches!(message, ToNode::Refused { is_temporary: true, .. }) {
+                            self.last_contact = Instant::now();
+                        }
                         if let Some(end) = self.handle(message, &mut workers).await? {
                             break end;
                         }
@@ -175,7 +185,8 @@ impl Node<'_> {
                     Some(Err(reason)) => break ConnectionEnd::Lost(reason),
                     None => break ConnectionEnd::Lost("the connection to node 0 is closed".to_owned()),
                 },
-                happened = workers.next() => workers.handle(happened)?,
+                // While the network is slow, the workers' output stays in their pipes.
+                happened = workers.next(), if !outbox.is_full() => workers.handle(happened)?,
                 () = signals.recv() => {
                     if !self.has_joined || self.is_interrupted {
                         break ConnectionEnd::Stopped;
@@ -183,7 +194,7 @@ impl Node<'_> {
                     self.is_interrupted = true;
                     give_up_at = Some(Instant::now() + self.settings.preempt_limit + CONNECT_LIMIT);
                     let code = exit_code_of(&signals.error().into());
-                    let _ = outbox.send(FromNode::Interrupted(code.code()));
+                    outbox.send(FromNode::Interrupted(code.code()));
                     tracing::info!("asked node 0 to stop the command; interrupt again to end at once");
                 }
                 _ = ticks.tick() => {
@@ -229,8 +240,6 @@ impl Node<'_> {
             ToNode::Refused { reason, exit_code, is_temporary } => {
                 let exit_code = ExitCode::from_code(exit_code.into()).unwrap_or(ExitCode::Internal);
                 return Ok(Some(if is_temporary {
-                    // The time to give up does not move while another process holds this place.
-                    self.last_contact -= CONNECT_AGAIN.min(self.last_contact.elapsed());
                     ConnectionEnd::Lost(reason)
                 } else {
                     ConnectionEnd::Refused { exit_code, reason }
@@ -239,19 +248,22 @@ impl Node<'_> {
             ToNode::Prove { name } => {
                 let name = Path::new(&name).file_name().unwrap_or_default().to_owned();
                 let path = Path::new(&self.settings.facts.config.checkpoint.dir).join(name);
-                let text = tokio::task::spawn_blocking(move || read_proof(&path)).await?;
-                let _ = workers.outbox.send(FromNode::Proof(text));
+                // A thread that nobody waits for: the file may be on a file server that does not respond.
+                let outbox = workers.outbox.clone();
+                let read = move || outbox.send(FromNode::Proof(read_proof(&path)));
+                std::thread::Builder::new().name("proof".into()).spawn(read).context("cannot start a thread")?;
             }
             ToNode::Welcome => {
                 self.has_joined = true;
                 tracing::info!("node {} has joined node 0 at {}", self.settings.facts.node, self.settings.rendezvous);
             }
-            ToNode::Begin { gang, slots, share_gpu } => {
-                if let Err(error) = workers.begin(gang, &slots, share_gpu, &self.settings.facts.interface) {
+            ToNode::Kill { gang } => workers.kill_gang(gang),
+            ToNode::Begin { gang, slots, share_gpu, interface } => {
+                if let Err(error) = workers.begin(gang, &slots, share_gpu, &interface) {
                     let known = error.downcast_ref::<LaunchError>();
                     let kind = known.map_or(locdiff_core::exit_code::FailureKind::Final, |known| known.failure_kind());
                     let node = self.settings.facts.node;
-                    let _ = workers.outbox.send(FromNode::NotStarted {
+                    workers.outbox.send(FromNode::NotStarted {
                         gang,
                         error: format!("node {node} cannot start its workers: {error:#}"),
                         exit_code: exit_code_of(&error).code(),
@@ -259,7 +271,12 @@ impl Node<'_> {
                     });
                 }
             }
-            ToNode::Deliver { gang, rank, message } => {
+            ToNode::Deliver { gang, rank, mut message } => {
+                if let ToWorker::Start { job, .. } = &mut message
+                    && let Some(config) = config_of(job)
+                {
+                    config.shards.cache_dir.clone_from(&self.settings.facts.config.shards.cache_dir);
+                }
                 if let Some(worker) = workers.of(gang, rank) {
                     worker.send(message);
                 }
@@ -275,6 +292,15 @@ impl Node<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+/// The configuration in a job, if it has one.
+fn config_of(job: &mut Job) -> Option<&mut RunConfig> {
+    match job {
+        Job::Train(job) => Some(&mut job.config),
+        Job::Eval(job) | Job::Gallery(job) => Some(&mut job.config),
+        _ => None,
     }
 }
 
@@ -294,7 +320,48 @@ fn read_proof(path: &Path) -> Option<String> {
 /// The workers that this node runs for node 0.
 struct LocalWorkers {
     gang: Option<LocalGang>,
-    outbox: mpsc::UnboundedSender<FromNode>,
+    outbox: Outbox,
+}
+
+/// Messages on their way to node 0.
+#[derive(Clone)]
+struct Outbox {
+    messages: mpsc::UnboundedSender<FromNode>,
+    /// About how many bytes wait.
+    waiting: Arc<AtomicUsize>,
+}
+
+/// The other end of an [`Outbox`].
+struct Outgoing {
+    messages: mpsc::UnboundedReceiver<FromNode>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Outbox {
+    fn new() -> (Self, Outgoing) {
+        let (messages, outgoing) = mpsc::unbounded_channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        (Self { messages, waiting: Arc::clone(&waiting) }, Outgoing { messages: outgoing, waiting })
+    }
+
+    /// Sends a message. It is dropped if the connection is lost.
+    fn send(&self, message: FromNode) {
+        self.waiting.fetch_add(size(&message), Ordering::Relaxed);
+        let _ = self.messages.send(message);
+    }
+
+    /// Whether so much waits that the workers should wait too.
+    fn is_full(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > WAITING_BYTES_MAX
+    }
+}
+
+/// About how many bytes a message takes.
+fn size(message: &FromNode) -> usize {
+    match message {
+        FromNode::Worker { event: WorkerEvent::Line(line), .. } => 128 + line.len(),
+        _ => 256,
+    }
 }
 
 struct LocalGang {
@@ -328,7 +395,7 @@ impl LocalWorkers {
             match spawn(&settings, slot, &gang.control, &gang.events) {
                 Ok(worker) => {
                     let (rank, event) = (slot.rank, WorkerEvent::Started(worker.pid));
-                    let _ = self.outbox.send(FromNode::Worker { gang: number, rank, event });
+                    self.outbox.send(FromNode::Worker { gang: number, rank, event });
                     gang.members.insert(rank, worker);
                 }
                 Err(error) => {
@@ -343,6 +410,13 @@ impl LocalWorkers {
     /// The worker of this rank, if the gang is the current one.
     fn of(&self, number: u64, rank: u32) -> Option<&WorkerHandle> {
         self.gang.as_ref().filter(|gang| gang.number == number)?.members.get(&rank)
+    }
+
+    /// Kills the workers of this gang, if it is the current one.
+    fn kill_gang(&self, number: u64) {
+        if let Some(gang) = self.gang.as_ref().filter(|gang| gang.number == number) {
+            kill_running(gang.members.values());
+        }
     }
 
     fn is_running(&self) -> bool {
@@ -400,7 +474,7 @@ impl LocalWorkers {
         if gang.beats.contains_key(&rank) {
             self.send_beats();
         }
-        let _ = self.outbox.send(FromNode::Worker { gang: number, rank, event });
+        self.outbox.send(FromNode::Worker { gang: number, rank, event });
         Ok(())
     }
 
@@ -427,7 +501,7 @@ impl LocalWorkers {
                 beat.step = member.and_then(|member| member.step(*rank, gang.control.folder())).unwrap_or(beat.step);
             }
         }
-        let _ = self.outbox.send(FromNode::Alive { gang: number, beats });
+        self.outbox.send(FromNode::Alive { gang: number, beats });
     }
 
     /// Kills all workers, and waits until they have ended.

@@ -75,6 +75,15 @@ impl Signals {
         }
     }
 
+    /// Records a request to stop that arrived at another node. Returns whether it is the first request. Schedulers signal
+    /// all nodes.
+    pub(super) fn note(&mut self, code: ExitCode) -> bool {
+        let is_first = self.code.is_none();
+        self.code.get_or_insert(code);
+        self.requested_at = Some(Instant::now());
+        is_first
+    }
+
     /// The error of a command that was asked to stop.
     pub(super) fn error(&self) -> LaunchError {
         match self.code {

@@ -26,8 +26,11 @@ use crate::terminal::{width, wrapped};
 use data::DataReport;
 use finding::{Finding, Level};
 
-/// Column at which the detail of a check begins.
-const DETAIL_INDENT: usize = 26;
+/// Width of the marks and of the spaces around the names of checks.
+const MARK_WIDTH: usize = 9;
+
+/// Least width of the column with the names of checks.
+const NAME_WIDTH: usize = 17;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -78,7 +81,7 @@ fn machine_checks(config: &RunConfig, inventory: &Inventory) -> Vec<Check> {
 
 /// The checks of all nodes, which node 0 has received.
 fn checks_of_nodes(cluster: &Cluster) -> anyhow::Result<Vec<Check>> {
-    let mut all = Vec::new();
+    let (mut all, mut present) = (Vec::new(), Vec::new());
     for facts in Supervisor::new()?.facts_of_nodes(cluster)? {
         let mut checks: Vec<Check> = serde_json::from_value(facts.report).context("a node sent no checks")?;
         let interface = if facts.interface.is_empty() { "loopback".to_owned() } else { facts.interface };
@@ -89,9 +92,18 @@ fn checks_of_nodes(cluster: &Cluster) -> anyhow::Result<Vec<Check>> {
             let detail = format!("{:.2} s {order} node 0", facts.ahead_s.abs());
             checks.push(Check::new(("clock", (level, detail))));
         }
+        present.push(facts.node);
         all.extend(
             checks.into_iter().map(|check| Check { name: format!("node {} {}", facts.node, check.name), ..check }),
         );
+    }
+    let refusals = cluster.refusals();
+    let missing = (cluster.nodes() as usize).saturating_sub(present.len() + refusals.len());
+    all.extend(refusals.into_iter().map(|reason| Check::new(("another node", (Level::Error, reason)))));
+    if missing > 0 {
+        let numbers = (0..cluster.nodes()).filter(|node| !present.contains(node)).map(|node| node.to_string());
+        let detail = format!("{missing} did not join; no answer from {}", numbers.collect::<Vec<_>>().join(", "));
+        all.push(Check::new(("missing nodes", (Level::Error, detail))));
     }
     Ok(all)
 }
@@ -108,18 +120,20 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     };
     checks.extend(data.findings.iter().cloned().map(Check::new));
     let presets = presets(config, &inventory);
+    let name_width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0).max(NAME_WIDTH);
     for check in &checks {
         let mark = match check.level {
             Level::Ok => "ok     ",
             Level::Warning => "warning",
             Level::Error => "ERROR  ",
         };
-        output.print(&wrapped(&format!("{mark} {:<17} {}", check.name, check.detail), DETAIL_INDENT, width()));
+        let line = format!("{mark} {:<name_width$} {}", check.name, check.detail);
+        output.print(&wrapped(&line, name_width + MARK_WIDTH, width()));
     }
     for preset in &presets {
         let verdict = if preset.fits { "fits" } else { "does not fit" };
         output.print(&format!(
-            "        {:<17} {verdict}: about {:.1} GiB of memory, {:.1} M parameters",
+            "        {:<name_width$} {verdict}: about {:.1} GiB of memory, {:.1} M parameters",
             preset.name,
             preset.bytes as f64 / GIB,
             preset.parameters as f64 / 1e6
@@ -127,13 +141,17 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     }
     let failed: Vec<&str> =
         checks.iter().filter(|check| check.level == Level::Error).map(|check| check.name.as_str()).collect();
-    let next = failed.is_empty().then(|| data.next_command(std::env::args()));
+    let next = failed.is_empty().then(|| data.next_command(std::env::args())).filter(|_| global.cluster.is_none());
     let result = json!({
         "ok": failed.is_empty(), "checks": checks, "gpus": inventory.gpus, "presets": presets, "next": next,
     });
     if let Some(next) = next {
         let verdict = if data.has_training { "training can start here" } else { "training needs shards" };
         output.print(&format!("{verdict}\nnext: {next}"));
+        return Ok(result);
+    }
+    if failed.is_empty() {
+        output.print("training can start on these nodes");
         return Ok(result);
     }
     output.result(&result);

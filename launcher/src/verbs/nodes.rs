@@ -10,6 +10,7 @@ use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
 use super::doctor;
+use super::train::RESUME_HINT;
 use crate::cli::{BenchVerb, Cli, Global, ShardsVerb, Verb};
 use crate::cluster::{Cluster, HubSettings, NodeFacts, Token, interface_of, random};
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
@@ -24,10 +25,22 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(2);
 
 /// Runs the verb of a command line with several nodes. `None` if there is only one node.
 pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Option<Value>> {
-    let Some(name) = name_on_nodes(verb) else { return Ok(None) };
     let global = &cli.global;
+    let Some(name) = name_on_nodes(verb) else {
+        if global.nnodes.is_some_and(|count| count.most > 1) {
+            refuse!(
+                Usage,
+                "--nnodes: only train, eval, predict, doctor, self-check, bench collectives and shards simulate run on \
+                 several nodes"
+            );
+        }
+        return Ok(None);
+    };
     let parallel = super::resolve_for(global, &["parallel"])?.config.parallel;
     if parallel.nodes == 1 {
+        if global.node_rank.is_some_and(|node| node > 0) {
+            refuse!(Usage, "--node-rank: give the number of nodes with --nnodes");
+        }
         return Ok(None);
     }
     hold_signals()?;
@@ -57,18 +70,37 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
     let own = NodeFacts { interface, ..own };
     let nodes = parallel.nodes;
     let (nodes_needed, patience) = (parallel.nodes_needed(), seconds(config.supervise.node_patience_s));
-    let may_shrink = matches!(verb, Verb::Train { .. } | Verb::Eval(_) | Verb::Predict(_));
-    let nodes_needed = if may_shrink { nodes_needed } else { nodes };
-    let settings =
-        HubSettings { address, token, own, nodes, nodes_needed, patience, silence_limit, gather_limit, common_folder };
+    let is_survey = matches!(verb, Verb::Doctor);
+    let (nodes_needed, patience) = match verb {
+        Verb::Train { .. } | Verb::Eval(_) | Verb::Predict(_) => (nodes_needed, patience),
+        Verb::Doctor => (1, gather_limit),
+        _ => (nodes, patience),
+    };
+    let settings = HubSettings {
+        address,
+        token,
+        own,
+        nodes,
+        nodes_needed,
+        patience,
+        silence_limit,
+        gather_limit,
+        is_survey,
+        common_folder,
+    };
     let cluster = Cluster::open(settings)?;
     let global = Global { cluster: Some(Arc::clone(&cluster)), ..global.clone() };
     let result = super::run_verb(verb, &global, output);
     match &result {
         Ok(_) => cluster.end(ExitCode::Success, ""),
-        Err(error) => cluster.end(exit_code_of(error), &format!("{error:#}")),
+        Err(error) => cluster.end(exit_code_of(error), &without_resume_hint(&format!("{error:#}"))),
     }
     result.map(Some)
+}
+
+/// An error without the command that resumes the run, which is for node 0.
+fn without_resume_hint(error: &str) -> String {
+    error.lines().filter(|line| !line.starts_with(RESUME_HINT)).collect::<Vec<_>>().join("\n")
 }
 
 /// The name of a verb that several nodes can run together.

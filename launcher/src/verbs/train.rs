@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use locdiff_core::config::{AutoOr, Resolved, RunConfig, TrainMethod, ValueOrigin};
-use locdiff_core::exit_code::{ExitCode, FailureKind};
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode as _};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{
     FaultKind, InjectedFault, Job, PartsWritten, TimeBefore, ToLauncher, TrainJob, TrainSummary,
@@ -44,6 +44,9 @@ use forecast::Forecast;
 use record::{failure_record, first_cause, resume_command};
 
 pub(super) use record::quoted;
+
+/// Begins the line of an error that names the command with which the run is resumed.
+pub(super) const RESUME_HINT: &str = "  resume with: ";
 
 /// Runs `train`.
 pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -201,6 +204,7 @@ pub(super) fn run_resolved(
         faults,
         restarts: 0,
         failing_node: None,
+        workers_max: 0,
         policy,
         status,
     };
@@ -219,6 +223,8 @@ struct HeldRun<'a> {
     restarts: u32,
     /// The node whose worker was the root cause of the last failure.
     failing_node: Option<u32>,
+    /// The largest number of workers that this launcher has seen or expects.
+    workers_max: usize,
     policy: RestartPolicy,
     status: StatusKeeper,
 }
@@ -234,8 +240,11 @@ impl HeldRun<'_> {
                     tracing::info!("stopped after step {}{saved}", trained.step);
                     match self.supervisor.check_interrupted() {
                         Err(interrupted) => interrupted.into(),
-                        // More nodes take part from now on.
-                        Ok(()) => continue,
+                        Ok(()) => {
+                            // More nodes take part from now on.
+                            self.failing_node = None;
+                            continue;
+                        }
                     }
                 }
                 Ok(trained) => return self.report_success(&trained, output),
@@ -261,7 +270,12 @@ impl HeldRun<'_> {
     /// If the workers of a node have failed in two attempts in a row, names the node, and goes on without it if that is
     /// allowed.
     fn leave_out_failing_node(&mut self, error: &anyhow::Error) {
-        let gang = error.downcast_ref::<LaunchError>().and_then(LaunchError::gang);
+        let known = error.downcast_ref::<LaunchError>();
+        if known.is_some_and(|known| known.failure_kind() == FailureKind::Outage) {
+            // Storage that does not respond is not the fault of the node that notices it first.
+            return;
+        }
+        let gang = known.and_then(LaunchError::gang);
         let node = gang.and_then(|gang| gang.node).filter(|_| self.world.cluster.is_some());
         let before = std::mem::replace(&mut self.failing_node, node);
         let (Some(number), Some(cluster)) = (node.filter(|_| node == before), &self.world.cluster) else { return };
@@ -280,8 +294,8 @@ impl HeldRun<'_> {
     /// with all nodes, so that it does not need more memory.
     fn config_of_workers(&self) -> RunConfig {
         let mut config = self.resolved.config.clone();
-        let replicas = self.world.workers_of_all_nodes() / config.parallel.tensor as usize;
-        if self.world.slots.len() < self.world.workers_of_all_nodes() {
+        let replicas = self.workers_max / config.parallel.tensor as usize;
+        if self.world.slots.len() < self.workers_max {
             let share = config.train.global_batch.div_ceil(u32::try_from(replicas).unwrap_or(u32::MAX));
             config.train.micro_batch =
                 if config.train.micro_batch == 0 { share } else { config.train.micro_batch.min(share) };
@@ -317,7 +331,7 @@ impl HeldRun<'_> {
         tracing::info!("{}", self.status.goodput().summary());
         let reason = reason.map_or_else(String::new, |reason| format!("\n  not restarted: {reason}"));
         // With other data, the same command would fail again.
-        let resume = if code == ExitCode::DataChanged { String::new() } else { format!("\n  resume with: {resume}") };
+        let resume = if code == ExitCode::DataChanged { String::new() } else { format!("\n{RESUME_HINT}{resume}") };
         let text = format!("{error:#}{reason}{resume}");
         LaunchError::new(code, text).into()
     }
@@ -338,6 +352,7 @@ impl HeldRun<'_> {
     fn attempt(&mut self) -> anyhow::Result<TrainSummary> {
         self.supervisor.check_interrupted()?;
         self.world = self.supervisor.gather(&self.world)?;
+        self.workers_max = self.workers_max.max(self.world.workers_expected());
         self.world.check_division(&self.resolved.config)?;
         let attempt = self.run.begin_attempt()?;
         let point = self.run.resume_point()?;

@@ -67,7 +67,8 @@ impl ParallelConfig {
                 format!("is {}, wanted at most parallel.nodes = {}", self.nodes_min, self.nodes),
             );
         }
-        if self.node_rank >= self.nodes {
+        // A scheduler may number processes that do not work together, so the number of the only node does not matter.
+        if self.nodes > 1 && self.node_rank >= self.nodes {
             checker.push(
                 "parallel.node_rank",
                 format!("is {}, wanted less than parallel.nodes = {}", self.node_rank, self.nodes),
