@@ -100,6 +100,36 @@ fn a_thousand_nodes_join_and_cost_little() {
     });
 }
 
+#[test]
+fn newcomers_are_announced_to_a_gang_and_latecomers_are_told_the_end() {
+    let (cluster, address) = cluster(3);
+    block_on(async {
+        let join = async |node| {
+            let stream = TcpStream::connect(address).await.expect("the hub accepts");
+            let (sender, mut receiver) = open_channel(stream, &token(), &facts(node)).await.expect("a channel");
+            assert_eq!(receiver.receive().await.expect("a whole message"), Some(ToNode::Welcome));
+            (sender, receiver)
+        };
+        let _first = join(1).await;
+        let (events, mut news) = mpsc::channel(8);
+        cluster.attach(Vec::new(), events);
+        assert!(matches!(news.recv().await, Some(FromCluster::Joined(1))));
+        let _second = join(2).await;
+        assert!(matches!(news.recv().await, Some(FromCluster::Joined(2))));
+        drop(_second);
+        let ended = Arc::clone(&cluster);
+        let ending = tokio::task::spawn_blocking(move || ended.end(ExitCode::NoData, "no shards"));
+        while cluster.shared.lock().end.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut late = join(2).await;
+        let end = ToNode::End { exit_code: ExitCode::NoData.code(), error: "no shards".to_owned() };
+        assert_eq!(late.1.receive().await.expect("a whole message"), Some(end));
+        drop((_first, late));
+        ending.await.expect("the hub ends");
+    });
+}
+
 /// Numbers that look random; the same for the same seed.
 struct Random(u64);
 

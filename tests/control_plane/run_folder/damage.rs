@@ -138,3 +138,28 @@ fn checkpoint_of_a_later_version_is_refused_but_not_set_aside() {
     assert!(error.to_string().contains("format 2 is from a later version, wanted 1"), "{error}");
     assert_eq!(home.names("step-"), ["step-00000010", "step-00000020"]);
 }
+
+/// The next attempt lists damaged checkpoints too, so that a copy can be put in their place, and that a run whose
+/// checkpoints are all damaged does not start over.
+#[test]
+fn damaged_checkpoint_is_damaged_not_stale_and_its_copy_counts() {
+    for (what, damage, _) in DAMAGES {
+        let (home, folder) = run_with_two_checkpoints();
+        drop(folder);
+        let oldest = home.run().join("step-00000010");
+        let copy = home.dir().join("copy");
+        let status = std::process::Command::new("cp").arg("-r").args([&newest(&home), &copy]).status();
+        assert!(status.expect("cp starts").success());
+        damage(newest(&home));
+        damage(oldest);
+        std::fs::remove_file(home.run().join("latest")).expect("the file exists");
+        let folder = home.open();
+        let error = folder.resume_point().expect_err("no checkpoint is whole");
+        assert_eq!(error.exit_code(), ExitCode::Corrupt, "{what}: {error}");
+        assert_eq!(home.names("step-"), ["step-00000010.corrupt", "step-00000020.corrupt"], "{what}");
+        drop(folder);
+        std::fs::rename(&copy, newest(&home)).expect("the name is free");
+        let point = home.open().resume_point().expect("a checkpoint is whole");
+        assert_contents(&point.checkpoint.expect("the copy counts"));
+    }
+}

@@ -98,6 +98,10 @@ fn training_goes_on_with_fewer_nodes_and_grows_back() {
     eventually("training goes on with two nodes", || workers_of_attempts(&stage, "grown") == [6, 4]);
     let made = events(&stage, "grown", "progress").len();
     has_made(&stage, "grown", made + 3);
+    // A launcher that does not belong here is refused, and training goes on.
+    let other = line.replace("train.learning_rate=5e-4", "train.learning_rate=1e-3");
+    let refused = wait(&mut nodes.start(2, "node-2", &other));
+    assert_eq!(refused, Some(ExitCode::Config.code().into()), "{}", nodes.log("node-2"));
     launchers[2] = nodes.start(2, "node-2", &line);
     nodes.end(&mut launchers, ExitCode::Success);
     assert_eq!(workers_of_attempts(&stage, "grown"), [6, 4, 6]);
@@ -143,11 +147,14 @@ fn every_node_ends_with_the_same_code_and_cause() {
     // A signal to any node stops all nodes with a checkpoint.
     let settings = format!("{BASE} --workers 1 --set train.steps=4000");
     let line = format!("{settings} --run stopped train");
-    for stopped in [1, 0] {
-        let before = if stopped == 0 { events(&stage, "stopped", "progress").len() } else { 0 };
+    for (number, stopped) in [&[1][..], &[0], &[0, 1], &[1, 0]].into_iter().enumerate() {
+        let before = if number > 0 { events(&stage, "stopped", "progress").len() } else { 0 };
         let mut launchers = nodes.start_all(&line);
         has_made(&stage, "stopped", before + 3);
-        signal(launchers[stopped].id(), Signal::SIGTERM);
+        for node in stopped {
+            signal(launchers[*node].id(), Signal::SIGTERM);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         nodes.end(&mut launchers, ExitCode::Preempted);
         let last = events(&stage, "stopped", "progress").last().expect("steps were made")["step"].clone();
         let newest = std::fs::read_to_string(run_dir(&stage, "stopped").join("latest")).expect("it was saved");
@@ -205,6 +212,54 @@ fn token_is_required_private_and_long() {
 }
 
 #[test]
+fn fewer_nodes_do_not_process_more_rows_at_once() {
+    let data = stage();
+    let shards = data.path().join("shards/small");
+    let stage = Stage::new(Worker::Fake("good"));
+    let line = format!(
+        "{BASE} --workers 2 --set shards.train={} --set train.steps=4 --set supervise.node_patience_s=1 \
+         --set eval.after_train=false --max-restarts 0 train",
+        shards.display()
+    );
+    let rows_at_once = |line: &str, others: u32| {
+        let nodes = Nodes { nodes: "1:2", ..Nodes::new(&stage, "2") };
+        let mut launchers: Vec<Child> =
+            (0..=others).map(|node| nodes.start(node, &format!("node-{node}"), line)).collect();
+        for launcher in &mut launchers {
+            wait(launcher);
+        }
+        let text = std::fs::read_to_string(stage.path().join("pids.rows")).unwrap_or_else(|_| nodes.log("node-0"));
+        std::fs::remove_file(stage.path().join("pids.rows")).expect("the workers have started");
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    // The batch has 240 rows, so each of four workers gets 60.
+    assert_eq!(rows_at_once(&line, 1), ["0"; 4]);
+    assert_eq!(rows_at_once(&line, 0), ["60"; 2]);
+    assert_eq!(rows_at_once(&line.replace(" train", " --set train.micro_batch=25 train"), 0), ["25"; 2]);
+}
+
+#[test]
+fn same_command_without_a_name_resumes_the_run() {
+    let stage = stage();
+    let line =
+        format!("{BASE} --workers 1 --set train.steps=3 --set checkpoint.every=1 --set eval.after_train=false train");
+    let nodes = Nodes::new(&stage, "2");
+    let mut launchers = nodes.start_all(&line.replace("train.steps=3", "train.steps=4000"));
+    let runs = || {
+        std::fs::read_dir(stage.path().join("checkpoints"))
+            .map_or(0, |entries| entries.flatten().filter(|entry| entry.path().is_dir()).count())
+    };
+    eventually("the run has a checkpoint", || nodes.log("node-0").contains("committed checkpoint"));
+    signal(launchers[0].id(), Signal::SIGTERM);
+    nodes.end(&mut launchers, ExitCode::Preempted);
+    let mut launchers = nodes.start_all(&line.replace("train.steps=3", "train.steps=4000"));
+    eventually("the run is resumed", || nodes.log("node-0").contains("resuming from"));
+    signal(launchers[1].id(), Signal::SIGTERM);
+    nodes.end(&mut launchers, ExitCode::Preempted);
+    assert_eq!(runs(), 1);
+}
+
+#[test]
 fn doctor_checks_every_node_in_one_table() {
     let stage = stage();
     let nodes = Nodes::new(&stage, "2");
@@ -221,4 +276,13 @@ fn doctor_checks_every_node_in_one_table() {
         [nodes.start(0, "node-0", "--device cpu doctor"), nodes.start_from(&alone, "--device cpu doctor")];
     nodes.end(&mut launchers, ExitCode::NotReady);
     assert!(nodes.log("node-0").contains("training cannot start here: node 1 worker"), "{}", nodes.log("node-0"));
+    // Node 1 is missing, or has another folder.
+    let line = "--device cpu --set supervise.rendezvous_timeout_s=3 doctor";
+    nodes.end(&mut [nodes.start(0, "node-0", line)], ExitCode::NotReady);
+    assert!(nodes.stdout("node-0").contains("1 did not join"), "{}", nodes.stdout("node-0"));
+    let other = format!("--set train.seed=1 {line}");
+    let mut launchers = [nodes.start(0, "node-0", line), nodes.start(1, "node-1", &other)];
+    assert_eq!(wait(&mut launchers[0]), Some(ExitCode::NotReady.code().into()), "{}", nodes.log("node-0"));
+    assert_eq!(wait(&mut launchers[1]), Some(ExitCode::Config.code().into()), "{}", nodes.log("node-1"));
+    assert!(nodes.stdout("node-0").contains("train.seed is 1, but 0 on node 0"), "{}", nodes.stdout("node-0"));
 }
