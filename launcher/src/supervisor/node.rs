@@ -140,7 +140,7 @@ impl Node<'_> {
             Err(_) => return Ok(ConnectionEnd::Lost(format!("node 0 at {address} does not answer"))),
         };
         receiver.accept_long_messages();
-        let (outbox, mut outgoing) = Outbox::new();
+        let (outbox, mut outgoing) = Uplink::new();
         let (incoming, mut inbox) = mpsc::channel(64);
         let silence_limit = self.settings.silence_limit;
         // These tasks end with the session, when their channels close.
@@ -320,24 +320,24 @@ fn read_proof(path: &Path) -> Option<String> {
 /// The workers that this node runs for node 0.
 struct LocalWorkers {
     gang: Option<LocalGang>,
-    outbox: Outbox,
+    outbox: Uplink,
 }
 
 /// Messages on their way to node 0.
 #[derive(Clone)]
-struct Outbox {
+struct Uplink {
     messages: mpsc::UnboundedSender<FromNode>,
     /// About how many bytes wait.
     waiting: Arc<AtomicUsize>,
 }
 
-/// The other end of an [`Outbox`].
+/// The other end of an [`Uplink`].
 struct Outgoing {
     messages: mpsc::UnboundedReceiver<FromNode>,
     waiting: Arc<AtomicUsize>,
 }
 
-impl Outbox {
+impl Uplink {
     fn new() -> (Self, Outgoing) {
         let (messages, outgoing) = mpsc::unbounded_channel();
         let waiting = Arc::new(AtomicUsize::new(0));
