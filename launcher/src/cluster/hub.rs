@@ -37,6 +37,13 @@ const GREETINGS_MAX: usize = 256;
 /// How long a greeting may take at least, so that many nodes that connect at the same moment do not end each other's.
 const GREETING_LEAST: Duration = Duration::from_millis(500);
 
+/// If this many connections were rejected within a second, the next ones wait for each other, so that strangers cannot
+/// keep node 0 busy.
+const REJECTIONS_PER_SECOND: u32 = 200;
+
+/// How long a connection then waits for the one before it.
+const WAIT_AFTER_REJECTIONS: Duration = Duration::from_millis(5);
+
 /// How often rejected connections are reported.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
@@ -472,6 +479,9 @@ async fn listen(listener: TcpListener, shared: &Arc<Hub>) {
     let mut greetings: VecDeque<(Instant, SocketAddr, AbortHandle)> = VecDeque::new();
     let rejections = Arc::new(Rejections::default());
     loop {
+        if rejections.are_many() {
+            tokio::time::sleep(WAIT_AFTER_REJECTIONS).await;
+        }
         let Ok((stream, peer)) = listener.accept().await else {
             // Too many open files, for example.
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -511,20 +521,43 @@ async fn listen(listener: TcpListener, shared: &Arc<Hub>) {
     }
 }
 
-/// Connections that were rejected since the last report.
+/// Connections that were rejected.
 #[derive(Debug, Default)]
-struct Rejections(Mutex<(u64, Option<Instant>)>);
+struct Rejections(Mutex<RejectionCounts>);
+
+#[derive(Debug, Default)]
+struct RejectionCounts {
+    since_report: u64,
+    reported_at: Option<Instant>,
+    this_second: u32,
+    second_began: Option<Instant>,
+}
 
 impl Rejections {
+    fn lock(&self) -> MutexGuard<'_, RejectionCounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn add(&self, peer: SocketAddr, reason: &str) {
-        let mut rejections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        rejections.0 += 1;
-        if rejections.1.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
-            let count = std::mem::take(&mut rejections.0);
-            rejections.1 = Some(Instant::now());
+        let mut counts = self.lock();
+        counts.since_report += 1;
+        if counts.second_began.is_none_or(|began| began.elapsed() >= Duration::from_secs(1)) {
+            (counts.this_second, counts.second_began) = (0, Some(Instant::now()));
+        }
+        counts.this_second += 1;
+        if counts.reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+            let count = std::mem::take(&mut counts.since_report);
+            counts.reported_at = Some(Instant::now());
             let peer = peer.ip();
             tracing::warn!("rejected {count} connection(s) to the coordinator, the last from {peer}: {reason}");
         }
+    }
+
+    /// Whether there were so many in the current second that the next connections must wait.
+    fn are_many(&self) -> bool {
+        let counts = self.lock();
+        let is_current = counts.second_began.is_some_and(|began| began.elapsed() < Duration::from_secs(1));
+        is_current && counts.this_second >= REJECTIONS_PER_SECOND
     }
 }
 

@@ -130,6 +130,34 @@ fn newcomers_are_announced_to_a_gang_and_latecomers_are_told_the_end() {
     });
 }
 
+#[test]
+fn node_of_another_build_is_refused_and_strangers_in_a_hurry_must_wait() {
+    let (_cluster, address) = cluster(3);
+    block_on(async {
+        for (field, other) in [("revision", serde_json::json!("0000000")), ("link_version", serde_json::json!(0))] {
+            let mut hello = serde_json::to_value(agreement::hello(&facts(1))).expect("a hello is JSON");
+            hello[field] = other;
+            let answer = say(address, &hello).await;
+            let Some(ToNode::Refused { reason, exit_code, is_temporary: false }) = answer else {
+                panic!("{field}: {answer:?}")
+            };
+            assert!(reason.contains("install the same build on all nodes"), "{reason}");
+            assert_eq!(exit_code, ExitCode::WorkerIncompatible.code());
+        }
+        let began = Instant::now();
+        for _ in 0..2 * REJECTIONS_PER_SECOND {
+            let mut stream = TcpStream::connect(address).await.expect("the hub accepts");
+            stream.write_all(&[7; 48]).await.expect("the kernel takes the bytes");
+            // The hub closes the connection.
+            let _ = stream.read(&mut [0; 1]).await;
+        }
+        // Without the wait, they would take some milliseconds.
+        assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
+        let hello = serde_json::to_value(agreement::hello(&facts(1))).expect("a hello is JSON");
+        assert_eq!(say(address, &hello).await, Some(ToNode::Welcome));
+    });
+}
+
 /// Numbers that look random; the same for the same seed.
 struct Random(u64);
 
