@@ -123,7 +123,7 @@ fn node_killed_during_an_evaluation_changes_no_byte() {
     assert!(one.len() >= 6, "{:?}", one.keys());
     for comes_back in [true, false] {
         std::fs::remove_dir_all(folder(&stage)).expect("the evaluation has a folder");
-        let line = format!("{settings} --workers 1 --set supervise.node_patience_s=0 eval --hybrid");
+        let line = format!("{settings} --workers 1 --set supervise.node_patience_s=4 eval --hybrid");
         with_a_killed_node(&stage, &line, comes_back);
         assert_eq!(bytes(&folder(&stage)), one, "the node comes back: {comes_back}");
     }

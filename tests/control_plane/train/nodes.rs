@@ -228,8 +228,9 @@ fn fewer_nodes_do_not_process_more_rows_at_once() {
         for launcher in &mut launchers {
             wait(launcher);
         }
-        let text = std::fs::read_to_string(stage.path().join("pids.rows")).unwrap_or_else(|_| nodes.log("node-0"));
-        std::fs::remove_file(stage.path().join("pids.rows")).expect("the workers have started");
+        let rows = stage.path().join("pids.rows");
+        let text = std::fs::read_to_string(&rows).unwrap_or_else(|_| panic!("no worker: {}", nodes.log("node-0")));
+        std::fs::remove_file(rows).expect("the file exists");
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     // The batch has 240 rows, so each of four workers gets 60.
