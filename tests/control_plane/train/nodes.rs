@@ -216,12 +216,12 @@ fn fewer_nodes_do_not_process_more_rows_at_once() {
     let data = stage();
     let shards = data.path().join("shards/small");
     let stage = Stage::new(Worker::Fake("good"));
-    let line = format!(
-        "{BASE} --workers 2 --set shards.train={} --set train.steps=4 --set supervise.node_patience_s=1 \
-         --set eval.after_train=false --max-restarts 0 train",
-        shards.display()
-    );
-    let rows_at_once = |line: &str, others: u32| {
+    let rows_at_once = |micro_batch: u32, others: u32| {
+        let line = &format!(
+            "{BASE} --workers 2 --set shards.train={} --set train.steps=4 --set supervise.node_patience_s=1 \
+             --set train.micro_batch={micro_batch} --set eval.after_train=false --max-restarts 0 train",
+            shards.display()
+        );
         let nodes = Nodes { nodes: "1:2", ..Nodes::new(&stage, "2") };
         let mut launchers: Vec<Child> =
             (0..=others).map(|node| nodes.start(node, &format!("node-{node}"), line)).collect();
@@ -234,9 +234,9 @@ fn fewer_nodes_do_not_process_more_rows_at_once() {
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     // The batch has 240 rows, so each of four workers gets 60.
-    assert_eq!(rows_at_once(&line, 1), ["0"; 4]);
-    assert_eq!(rows_at_once(&line, 0), ["60"; 2]);
-    assert_eq!(rows_at_once(&line.replace(" train", " --set train.micro_batch=25 train"), 0), ["25"; 2]);
+    assert_eq!(rows_at_once(0, 1), ["0"; 4]);
+    assert_eq!(rows_at_once(0, 0), ["60"; 2]);
+    assert_eq!(rows_at_once(25, 0), ["25"; 2]);
 }
 
 #[test]
