@@ -1,6 +1,5 @@
 //! Reads the records of a run's attempts ([`super::attempts`]).
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -27,40 +26,27 @@ pub(super) fn record_path(run: &Path, attempt: u32) -> PathBuf {
     run.join(ATTEMPTS).join(format!("{attempt}.json"))
 }
 
-/// The records of all attempts that have begun.
-#[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<u32, Vec<(u64, Option<u32>)>>);
-
-impl Records {
-    /// Reads the records of a run.
-    pub(super) fn read(run: &Path) -> Result<Self, LaunchError> {
-        let mut records = BTreeMap::new();
-        for attempt in claims(run)? {
-            let path = record_path(run, attempt);
-            let text = match std::fs::read(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                text => text.map_err(LaunchError::at(&path))?,
-            };
-            let record: Record = serde_json::from_slice(&text)
-                .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
-            records.extend(record.checkpoints.map(|checkpoints| (attempt, checkpoints)));
+/// Whether a checkpoint counts: the next attempt that has begun lists it, or there is none. `claims` has the numbers of
+/// all attempts, in order.
+pub(super) fn counts(run: &Path, claims: &[u32], manifest: &CheckpointManifest) -> Result<bool, LaunchError> {
+    for attempt in claims.iter().filter(|attempt| **attempt > manifest.attempt) {
+        if let Some(listed) = read(&record_path(run, *attempt))? {
+            let own = [Some(manifest.attempt), None];
+            return Ok(own.iter().any(|attempt| listed.contains(&(manifest.step, *attempt))));
         }
-        Ok(Self(records))
     }
+    Ok(true)
+}
 
-    /// Whether there are no records.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether a checkpoint counts: the attempt after the one that wrote it lists it, or there is no later attempt.
-    pub(super) fn count(&self, manifest: &CheckpointManifest) -> bool {
-        let next = self.0.range(manifest.attempt.saturating_add(1)..).next();
-        let is_listed = |listed: &[(u64, Option<u32>)]| {
-            [Some(manifest.attempt), None].iter().any(|attempt| listed.contains(&(manifest.step, *attempt)))
-        };
-        next.is_none_or(|(_, listed)| is_listed(listed))
-    }
+/// The checkpoints in a record; `None` if the attempt has not begun.
+fn read(path: &Path) -> Result<Option<Vec<(u64, Option<u32>)>>, LaunchError> {
+    let text = match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(LaunchError::at(path))?,
+    };
+    let record: Record = serde_json::from_slice(&text)
+        .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
+    Ok(record.checkpoints)
 }
 
 /// The numbers of all attempts that were claimed, in order. Lists the folder, because a client of a file server may

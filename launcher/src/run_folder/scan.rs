@@ -13,7 +13,7 @@ use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointF
 use serde::{Deserialize, Serialize};
 
 use super::names::{is_plain, set_aside_step_of, step_of};
-use super::records::Records;
+use super::records::{claims, counts};
 use crate::error::{LaunchError, refuse, reported};
 
 /// How long to wait before each retry after an I/O error.
@@ -98,10 +98,15 @@ pub(super) fn listed(run: &Path) -> Result<Vec<(u64, Option<u32>)>, LaunchError>
 
 /// The stale checkpoints among `found`. A checkpoint whose manifest cannot be read is damaged, not stale.
 fn stale(run: &Path, found: &[(u64, PathBuf)]) -> Result<Vec<PathBuf>, LaunchError> {
-    let records = Records::read(run)?;
-    let is_stale = |folder: &Path| read_manifest(folder).is_ok_and(|manifest| !records.count(&manifest));
-    let folders = found.iter().map(|(_, folder)| folder.clone());
-    Ok(if records.is_empty() { Vec::new() } else { folders.filter(|folder| is_stale(folder)).collect() })
+    let (claims, mut stale) = (claims(run)?, Vec::new());
+    for (_, folder) in found.iter().filter(|_| !claims.is_empty()) {
+        if let Ok(manifest) = read_manifest(folder)
+            && !counts(run, &claims, &manifest)?
+        {
+            stale.push(folder.clone());
+        }
+    }
+    Ok(stale)
 }
 
 /// Steps and folders of checkpoints that were set aside, oldest first.
