@@ -30,7 +30,7 @@ pub(super) fn record_path(run: &Path, attempt: u32) -> PathBuf {
 /// all attempts, in order.
 pub(super) fn counts(run: &Path, claims: &[u32], manifest: &CheckpointManifest) -> Result<bool, LaunchError> {
     for attempt in claims.iter().filter(|attempt| **attempt > manifest.attempt) {
-        if let Some(listed) = read(&record_path(run, *attempt))? {
+        if let Some(listed) = read(&record_path(run, *attempt))?.and_then(|record| record.checkpoints) {
             let own = [Some(manifest.attempt), None];
             return Ok(own.iter().any(|attempt| listed.contains(&(manifest.step, *attempt))));
         }
@@ -38,15 +38,14 @@ pub(super) fn counts(run: &Path, claims: &[u32], manifest: &CheckpointManifest) 
     Ok(true)
 }
 
-/// The checkpoints in a record; `None` if the attempt has not begun.
-fn read(path: &Path) -> Result<Option<Vec<(u64, Option<u32>)>>, LaunchError> {
+/// The record in a file; `None` if there is no such file.
+fn read(path: &Path) -> Result<Option<Record>, LaunchError> {
     let text = match std::fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         text => text.map_err(LaunchError::at(path))?,
     };
-    let record: Record = serde_json::from_slice(&text)
-        .map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))?;
-    Ok(record.checkpoints)
+    let record = serde_json::from_slice(&text);
+    record.map(Some).map_err(|error| reported!(Corrupt, "{} cannot be parsed: {error}", path.display()))
 }
 
 /// The numbers of all attempts that were claimed, in order. Lists the folder, because a client of a file server may
