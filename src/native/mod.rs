@@ -23,6 +23,19 @@ pub mod random;
 pub mod row_pool;
 mod version;
 
+use tch::{Device, Kind, Tensor};
+
 pub use error::NativeError;
 pub(crate) use error::from_torch;
 pub use version::{Versions, versions};
+
+/// Calls each vector function of MKL that the program uses. On a busy machine, the first call of a function rounded
+/// differently than later ones in about one process of a hundred, but never after a call with a single number: see
+/// "First calls" in docs/NUMERICS.md.
+pub fn call_vector_functions_once() -> Result<(), NativeError> {
+    for kind in [Kind::Float, Kind::Double] {
+        let number = Tensor::f_zeros([1], (kind, Device::Cpu))?;
+        let _ = [number.f_sin()?, number.f_cos()?, number.f_asin()?, number.f_exp()?];
+    }
+    Ok(())
+}

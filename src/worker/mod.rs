@@ -20,7 +20,6 @@ use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker, TrainJob, TrainSummary, WorkerSlot};
 use locdiff_core::pulse::{self, WorkPhase};
-use tch::{Device, Kind, Tensor};
 
 use crate::checkpoint;
 use crate::comm::Communicator;
@@ -68,7 +67,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     // aggregate samples.
     let of_libtorch = if slot.gpu.is_some() && !matches!(job, Job::Train(_)) { 1 } else { slot.threads };
     tch::set_num_threads(i32::try_from(of_libtorch)?);
-    call_vector_functions_once()?;
+    native::call_vector_functions_once()?;
     let result: JobResult = match job {
         Job::Probe => Probed {}.into(),
         Job::SelfCheck => self_check::run(&slot)?.into(),
@@ -93,17 +92,6 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Perturbation { points } => perturbation::run(points, &slot)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
-}
-
-/// Calls each vector function of MKL that the program uses. On a busy machine, the first call of a function rounded
-/// differently than later ones in about one process of a hundred, but never after a call with a single number: see
-/// "First calls" in docs/NUMERICS.md.
-fn call_vector_functions_once() -> anyhow::Result<()> {
-    for kind in [Kind::Float, Kind::Double] {
-        let number = Tensor::f_zeros([1], (kind, Device::Cpu))?;
-        let _ = [number.f_sin()?, number.f_cos()?, number.f_asin()?, number.f_exp()?];
-    }
-    Ok(())
 }
 
 /// The phase to report for a job until the job itself enters a phase.
