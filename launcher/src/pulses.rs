@@ -185,7 +185,12 @@ impl Pulses {
         let is_late = |worker: &WorkerPulse| {
             worker.phase() != WorkPhase::Collective || worker.step() < most || self.is_silent(worker, now)
         };
-        let late = others().filter(|(_, worker)| worker.last.is_some() && is_late(worker));
+        let is_candidate = |worker: &WorkerPulse| match &worker.last {
+            Some(_) => is_late(worker),
+            // The worker may have been stopped before its first heartbeat.
+            None => self.is_silent(worker, now),
+        };
+        let late = others().filter(|(_, worker)| is_candidate(worker));
         let only = others().next().filter(|_| others().count() == 1 && complained.len() > 1);
         let (rank, worker) = late.min_by_key(|(_, worker)| worker.progressed_at).or(only)?;
         Some(worker.stuck(rank, now))
@@ -317,6 +322,14 @@ mod tests {
             }
         }
         assert_eq!(pulses.suspect(&[0], at(7)).map(|suspect| suspect.rank), Some(1));
+    }
+
+    #[test]
+    fn worker_that_is_stopped_before_its_first_heartbeat_is_the_suspect() {
+        let mut pulses = Pulses::new(2, limits(), at(0));
+        pulses.beat(0, beat(WorkPhase::Collective, 0, 1), at(1));
+        assert_eq!(pulses.suspect(&[0], at(1)), None, "a worker may need a moment to send its first heartbeat");
+        assert_eq!(pulses.suspect(&[0], at(3)).map(|suspect| suspect.rank), Some(1));
     }
 
     #[test]

@@ -83,7 +83,9 @@ impl CellScores {
     /// The scores of the codes of one image, one row per sample. The codes are unscaled. The result, to the last bit,
     /// depends only on the codes and their number.
     pub fn of_image(&self, codes_kc: &Tensor) -> Result<SampleScores, ShddError> {
-        let scores_ka = self.anchors.coarse_scores(codes_kc)?.f_div_scalar(self.peak)?;
+        // A copy begins at an aligned address. On some processors, a matrix product rounds differently otherwise.
+        let codes_kc = codes_kc.f_mul_scalar(1.0)?;
+        let scores_ka = self.anchors.coarse_scores(&codes_kc)?.f_div_scalar(self.peak)?;
         Ok(SampleScores { scores_ka, grid: self.grid })
     }
 }

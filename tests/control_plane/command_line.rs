@@ -2,7 +2,7 @@
 
 use locdiff_core::exit_code::ExitCode;
 
-use crate::stage::{Stage, Worker};
+use crate::stage::{Ran, Stage, Worker};
 
 #[test]
 fn missing_gpus_are_an_error_that_suggests_cpu_workers() {
@@ -50,17 +50,19 @@ fn unimplemented_verb_has_its_own_exit_code() {
 }
 
 #[test]
-fn multi_node_options_are_refused() {
+fn options_for_several_nodes_are_checked() {
     let stage = Stage::new(Worker::None);
-    for flag in ["--rendezvous host:1234", "--token-file token"] {
-        let name = flag.split(' ').next().expect("the text is not empty");
-        let ran = stage.run(&format!("{flag} --device cpu config check"));
-        ran.exits_with(ExitCode::NotYet).stderr_has(&format!("`{name}` is not implemented in this version"));
+    for address in ["host", ":1234", "host:0", "host:port"] {
+        let ran = stage.run(&format!("--device cpu --rendezvous {address} config check"));
+        ran.exits_with(ExitCode::Config).stderr_has("--rendezvous").stderr_has("wanted HOST:PORT");
     }
-    for key in ["network.rendezvous", "network.token_file"] {
-        let ran = stage.run(&format!("--device cpu config check --set {key}=x"));
-        ran.exits_with(ExitCode::Config).stderr_has(key).stderr_has("is \"x\", wanted \"\"");
-    }
+    stage.run("--device cpu --nnodes 2 --node-rank 2 config check").exits_with(ExitCode::Config);
+    stage.run("--device cpu --nnodes 2 status").exits_with(ExitCode::Usage).stderr_has("run on several nodes");
+    stage.run("--device cpu --node-rank 1 self-check").exits_with(ExitCode::Usage).stderr_has("--nnodes");
+    stage.run("--device cpu --nnodes 2 self-check").exits_with(ExitCode::Usage).stderr_has("token");
+    // A scheduler may number processes that do not work together.
+    let output = stage.command("--device cpu config check").env("JOB_COMPLETION_INDEX", "3").output();
+    Ran::from(output.expect("the launcher can be started")).exits_with(ExitCode::Success);
 }
 
 #[test]
