@@ -27,7 +27,8 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(2);
 pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Option<Value>> {
     let global = &cli.global;
     let Some(name) = name_on_nodes(verb) else {
-        if global.nnodes.is_some_and(|count| count.most > 1) {
+        let is_about_flags = matches!(verb, Verb::Config(_));
+        if global.nnodes.is_some_and(|count| count.most > 1) && !is_about_flags {
             refuse!(
                 Usage,
                 "--nnodes: only train, eval, predict, doctor, self-check, bench collectives and shards simulate run on \
