@@ -69,7 +69,7 @@ fn grid_covers_the_land_beside_the_places_of_a_list() {
 #[test]
 fn node_killed_during_a_simulation_changes_no_byte() {
     let stage = Stage::with_geoclip();
-    let settings = "--device cpu --json shards simulate --rows 4000 --views 2 --seed 5";
+    let settings = "--device cpu --json shards simulate --rows 2000 --views 2 --seed 5";
     stage.run(&format!("--workers 2 {settings} --out one")).exits_with(ExitCode::Success);
     let nodes = Nodes::new(&stage, "2");
     let mut launchers = nodes.start_all(&format!("--workers 1 {settings} --out two"));

@@ -116,7 +116,7 @@ fn concurrent_evaluations_of_one_run_do_not_mix() {
 #[test]
 fn node_killed_during_an_evaluation_changes_no_byte() {
     let stage = stage();
-    small_shards::build(&stage, "many", 2000..2600, 1, true);
+    small_shards::build(&stage, "many", 2000..2400, 1, true);
     let settings = "--device cpu --json --run small --set shards.test=shards/many --set eval.sampler_steps=200";
     stage.run(&format!("{settings} --workers 2 eval --hybrid")).exits_with(ExitCode::Success);
     let one = bytes(&folder(&stage));

@@ -36,7 +36,7 @@ fn three_nodes_give_the_bits_of_one_node_with_as_many_workers() {
 fn lost_nodes_come_back_and_change_no_number() {
     let stage = stage();
     let settings =
-        format!("{BASE} {BATCH} --set model.degree=7 --workers 2 --set train.steps=40 --set checkpoint.every=4");
+        format!("{BASE} {BATCH} --set model.degree=7 --workers 2 --set train.steps=30 --set checkpoint.every=4");
     let nodes = Nodes::new(&stage, "2");
     nodes.run_all(&format!("{settings} --run whole train"), ExitCode::Success);
 

@@ -134,7 +134,7 @@ fn three_nodes_survive_broken_links_and_lost_nodes() {
     write_token(&stage, "token", &stage.run("token").stdout);
     // Neither 4 nor 6 divides the batch.
     let settings = format!("{BASE} --set train.global_batch=250 --workers 2 --set checkpoint.every=10");
-    let limits = "--set supervise.node_timeout_s=2 --set supervise.node_patience_s=12 --max-restarts 9";
+    let limits = "--set supervise.node_timeout_s=2 --set supervise.node_patience_s=7 --max-restarts 9";
     let line = format!("{settings} {limits} --set train.steps=100000 --run run train");
     let start = |node| network.start(&stage, node, "2:3", &line);
     let mut launchers: Vec<Child> = (0..3).map(start).collect();
@@ -260,7 +260,7 @@ fn strangers_learn_nothing_and_disturb_nobody() {
     let (before, began) = (seconds_of_thread(launchers[0].id(), "nodes"), Instant::now());
     let mut stranger = Command::new("python3");
     let hosts = [Network::address(0), Network::address(1)].join(",");
-    stranger.args(["-c", STRANGER, &hosts, &PORT.to_string(), "8"]).current_dir(stage.path());
+    stranger.args(["-c", STRANGER, &hosts, &PORT.to_string(), "4"]).current_dir(stage.path());
     let output = network.inside(2, &stranger).output().expect("the machine has Python");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let share = (seconds_of_thread(launchers[0].id(), "nodes") - before) / began.elapsed().as_secs_f64();
