@@ -267,7 +267,7 @@ fn strangers_learn_nothing_and_disturb_nobody() {
     assert!(share < 0.1, "the thread needed {:.1} % of a core", 100.0 * share);
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("the stranger prints JSON");
     assert_eq!(found["answers"], 0, "{found}");
-    assert!(found["tries"].as_u64() > Some(100), "{found}");
+    assert!(found["tries"].as_u64() > Some(30), "{found}");
     // The coordinator, and for each worker one listener of Gloo per process group.
     let ports = |node: usize| found["found"][Network::address(node)].as_array().map_or(0, Vec::len);
     assert_eq!((ports(0), ports(1)), (3, 2), "{found}");
