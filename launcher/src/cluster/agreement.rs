@@ -27,8 +27,13 @@ pub(super) fn facts(hello: NodeHello) -> Result<NodeFacts, LaunchError> {
              ({REVISION}), protocol {LINK_VERSION}; install the same build on all nodes"
         );
     }
-    serde_json::from_value(rest)
-        .map_err(|error| reported!(WorkerIncompatible, "a node says something unknown about itself: {error}"))
+    let unknown = |error: &dyn std::fmt::Display| {
+        reported!(WorkerIncompatible, "a node says something unknown about itself: {error}")
+    };
+    let facts: NodeFacts = serde_json::from_value(rest).map_err(|error| unknown(&error))?;
+    // TOML has no numbers above 2^63, and so no valid configuration has one.
+    toml::Table::try_from(&facts.config).map_err(|error| unknown(&error))?;
+    Ok(facts)
 }
 
 /// Checks that `other` can work with node 0, which says `own` about itself.

@@ -144,6 +144,10 @@ fn node_of_another_build_is_refused_and_strangers_in_a_hurry_must_wait() {
             assert!(reason.contains("install the same build on all nodes"), "{reason}");
             assert_eq!(exit_code, ExitCode::WorkerIncompatible.code());
         }
+        let mut hello = serde_json::to_value(agreement::hello(&facts(1))).expect("a hello is JSON");
+        hello["config"]["train"]["steps"] = serde_json::json!(u64::MAX);
+        let answer = say(address, &hello).await;
+        assert!(matches!(answer, Some(ToNode::Refused { is_temporary: false, .. })), "{answer:?}");
         let began = Instant::now();
         for _ in 0..2 * REJECTIONS_PER_SECOND {
             let mut stream = TcpStream::connect(address).await.expect("the hub accepts");
