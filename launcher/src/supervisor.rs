@@ -432,7 +432,7 @@ async fn supervise(
     Ok(Ended { result, is_observed: observed.is_some() })
 }
 
-/// The other nodes of a gang. They are told to stop when this value is dropped.
+/// The other nodes of a gang. When this value is dropped, they kill the workers that are still running.
 struct GangNodes {
     attached: Option<(Arc<Cluster>, mpsc::Receiver<FromCluster>)>,
     gang: u64,

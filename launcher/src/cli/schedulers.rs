@@ -11,7 +11,7 @@ const SLURM_FIRST_PORT: u64 = 20_000;
 pub(super) fn layers(variable: impl Fn(&str) -> Option<String>) -> Vec<Layer> {
     let mut layers = Vec::new();
     let mut set = |flag: &'static str, key: &'static str, value: Value| layers.push(Layer::Flag { flag, key, value });
-    // A value that is no number reaches the configuration as text, which is refused with the name of the variable.
+    // Text that is not a number is passed on as it is: the configuration refuses it and names the variable.
     let number = |text: &str| text.parse().map_or_else(|_| Value::String(text.to_owned()), Value::Integer);
 
     // Outside of a job step, such as in the batch script, there is only one process, whatever the number of nodes.

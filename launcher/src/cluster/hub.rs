@@ -130,7 +130,7 @@ struct HubState {
     interrupted: Option<ExitCode>,
     /// Whether a gang has begun.
     has_begun: bool,
-    /// How the command ended: what the nodes are told.
+    /// The message that tells nodes how the command ended.
     end: Option<ToNode>,
     /// The last refusal that was logged.
     logged: String,
