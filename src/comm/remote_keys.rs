@@ -25,8 +25,6 @@ struct OpenCalls {
     newest: u64,
     /// The answers that have arrived and were not fetched yet; `None` for requests without an answer.
     answers: HashMap<u64, Option<StoreAnswer>>,
-    /// Why there will be no more answers.
-    closed: Option<String>,
 }
 
 impl RemoteKeys {
@@ -43,12 +41,6 @@ impl RemoteKeys {
         }
     }
 
-    /// Makes all calls fail, because the connection to the process that holds the keys is closed.
-    pub fn close(&self, reason: &str) {
-        self.lock().closed.get_or_insert_with(|| reason.to_owned());
-        self.changed.notify_all();
-    }
-
     fn ask(&self, operation: StoreOperation, timeout: Duration) -> Result<StoreAnswer, String> {
         let begun = Instant::now();
         let can_be_forgotten = matches!(operation, StoreOperation::Get(_));
@@ -61,14 +53,13 @@ impl RemoteKeys {
             self.lock().answers.remove(&id);
             return Err(error);
         }
-        let is_open = |calls: &mut OpenCalls| calls.answers[&id].is_none() && calls.closed.is_none();
+        let is_open = |calls: &mut OpenCalls| calls.answers[&id].is_none();
         let waited = self.changed.wait_timeout_while(self.lock(), timeout.saturating_sub(begun.elapsed()), is_open);
         let mut calls = waited.unwrap_or_else(PoisonError::into_inner).0;
-        match (calls.answers.remove(&id).flatten(), &calls.closed) {
-            (Some(StoreAnswer::Refused(reason)), _) => Err(reason),
-            (Some(answer), _) => Ok(answer),
-            (None, Some(reason)) => Err(reason.clone()),
-            (None, None) => {
+        match calls.answers.remove(&id).flatten() {
+            Some(StoreAnswer::Refused(reason)) => Err(reason),
+            Some(answer) => Ok(answer),
+            None => {
                 drop(calls);
                 if can_be_forgotten {
                     let operation = StoreOperation::Forget(id);
@@ -173,21 +164,5 @@ pub(crate) mod tests {
             }
         });
         assert!(keys.lock().answers.is_empty(), "a call left something behind");
-    }
-
-    #[test]
-    fn closing_ends_all_calls_at_once() {
-        let keys = own_keys();
-        std::thread::scope(|scope| {
-            let waiting = ["a", "b"].map(|key| {
-                let keys = &keys;
-                scope.spawn(move || keys.get(key, PATIENCE))
-            });
-            keys.close("the socket is closed");
-            for waiter in waiting {
-                assert_eq!(waiter.join().expect("no panic"), Err("the socket is closed".to_owned()));
-            }
-        });
-        assert!(keys.get("later", PATIENCE).is_err());
     }
 }

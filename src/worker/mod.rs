@@ -45,9 +45,8 @@ pub fn run() -> ExitCode {
             tracing::error!("{error:#}");
             let failure = error::failure(&error);
             let code = ExitCode::from_code(failure.exit_code.into()).unwrap_or(ExitCode::WorkerFailed);
-            // Ignore a failed send, because the launcher may be gone.
-            let _ = control.send(&ToLauncher::Failed(failure));
-            code
+            // If the launcher is gone, nobody asks for the reason: the worker was interrupted.
+            control.send(&ToLauncher::Failed(failure)).map_or(ExitCode::Interrupted, |()| code)
         }
     };
     control.flush();

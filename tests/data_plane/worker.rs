@@ -112,7 +112,7 @@ fn worker_exits_when_its_launcher_disconnects() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
     drop(worker.socket);
-    assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
+    assert_eq!(wait(&mut worker.child), Some(ExitCode::Interrupted.code().into()));
 }
 
 /// The launcher disconnects while the worker's main thread waits for a message in the middle of a job.
