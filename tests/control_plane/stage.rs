@@ -193,6 +193,14 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).is_some_and(|state| state != 'Z' && state != 'X')
 }
 
+/// Whether a worker has been given its job. Then it has a thread that sends heartbeats.
+pub(crate) fn has_begun(worker: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{worker}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(|thread| {
+        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim_end() == "heartbeat")
+    })
+}
+
 /// The process ids of the launcher's children, which are the workers.
 pub(crate) fn workers_of(launcher: u32) -> Vec<u32> {
     let text = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::super::support::stage;
 use crate::small_shards;
-use crate::stage::{Ran, Stage, eventually, signal, wait, workers_of};
+use crate::stage::{Ran, Stage, eventually, has_begun, signal, wait, workers_of};
 
 /// Rows of the input: eight pieces.
 const ROWS: usize = 2000;
@@ -27,13 +27,27 @@ fn pieces(stage: &Stage, out: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_piece).collect()
 }
 
-/// Starts a command and waits until `wanted` pieces of `out` are complete.
+/// Starts a command with two workers and waits until `wanted` pieces of `out` are complete. The second worker is
+/// stopped, so that the command cannot end.
 #[track_caller]
 fn started(stage: &Stage, line: &str, out: &str, wanted: usize) -> Child {
     let mut command = stage.command(line);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can start");
+    stop_second_worker(&child, &[]);
     eventually("some pieces are complete", || pieces(stage, out).len() >= wanted);
     child
+}
+
+/// Stops the second worker that is not in `before` as soon as it has begun its job.
+#[track_caller]
+fn stop_second_worker(child: &Child, before: &[u32]) {
+    let mut workers = Vec::new();
+    eventually("two workers have begun", || {
+        workers = workers_of(child.id());
+        workers.retain(|pid| !before.contains(pid) && has_begun(*pid));
+        workers.len() == 2
+    });
+    signal(workers[1], Signal::SIGSTOP);
 }
 
 #[track_caller]
@@ -43,8 +57,12 @@ fn kill_launcher(stage: &Stage, mut child: Child, out: &str) {
     assert!(!stage.path().join(out).exists(), "the prediction ended before it was killed");
 }
 
-fn kill_worker(child: &Child) {
-    signal(workers_of(child.id())[0], Signal::SIGKILL);
+/// Kills the second worker. Returns the workers that were there.
+#[track_caller]
+fn kill_worker(child: &Child) -> Vec<u32> {
+    let workers = workers_of(child.id());
+    signal(*workers.last().expect("the second worker is stopped"), Signal::SIGKILL);
+    workers
 }
 
 /// Changes the ids in one complete piece, and returns the number of its rows. The changed ids are in the output unless
@@ -69,7 +87,7 @@ fn killed_predictions_go_on_and_give_the_same_bytes() {
     let (line, out) = ("--workers 2 predict shards/many --out out.parquet", "out.parquet");
     kill_launcher(&stage, started(&stage, line, out, 1), out);
     let child = started(&stage, line, out, 2);
-    kill_worker(&child);
+    stop_second_worker(&child, &kill_worker(&child));
     eventually("another piece is complete", || pieces(&stage, out).len() >= 4);
     kill_launcher(&stage, child, out);
     let ran = stage.run("--set eval.samples=8 predict shards/many --out out.parquet");
@@ -130,7 +148,7 @@ fn changed_data_is_refused_and_predicted_again_with_overwrite() {
 fn damaged_piece_is_named_and_predicted_again() {
     let stage = prepared();
     stage.run("predict shards/many --out whole.csv").exits_with(ExitCode::Success);
-    let (line, out) = ("predict shards/many --out out.csv", "out.csv");
+    let (line, out) = ("--workers 2 predict shards/many --out out.csv", "out.csv");
     kill_launcher(&stage, started(&stage, line, out, 3), out);
     let found = pieces(&stage, out);
     let text = std::fs::read_to_string(&found[0]).expect("the piece can be read");
