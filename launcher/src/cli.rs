@@ -316,6 +316,10 @@ pub enum ShardsVerb {
         /// cells that are held out).
         #[arg(long, value_name = "PART", requires = "cells")]
         part: Option<CellPart>,
+        /// Number of rows per file, rounded down to whole row groups of 1024 rows; default: files of about 512 MiB. With
+        /// several nodes or GPUs, each file is simulated by one worker.
+        #[arg(long, value_name = "N", value_parser = number::<u64>(1, U64_MAX))]
+        rows_per_file: Option<u64>,
         /// Replace DIR if it exists.
         #[arg(long)]
         overwrite: bool,

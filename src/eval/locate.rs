@@ -144,7 +144,8 @@ pub fn run(
         let (of_rows, found) = (rows.count, found.into_iter().zip(samples));
         let EvalTask::Predict(wanted) = &job.task else {
             let rows = found.map(|(row, samples)| with_spread(row, samples)).collect::<Result<_, _>>()?;
-            return send(ToLauncher::Located(LocatedRows { of_rows, rows }));
+            let data_version = data_version.clone();
+            return send(ToLauncher::Located(LocatedRows { of_rows, data_version, rows }));
         };
         let found = found.map(|(row, samples)| predicted(row, samples, wanted));
         let found = found.collect::<Result<Vec<PredictedRow>, InferError>>()?;
@@ -405,12 +406,12 @@ fn photo_hashes(rows: &ImageRows) -> Result<HashSet<u64>, InferError> {
     Ok(hashes)
 }
 
-/// The rows of this worker, in runs of consecutive rows. In a prediction, the workers divide the pieces that are not
-/// done.
+/// The rows of this worker, in runs of consecutive rows.
 fn shares(job: &EvalJob, rows: &ImageRows, worker: &WorkerSlot) -> Vec<Range<u64>> {
-    let EvalTask::Predict(wanted) = &job.task else { return vec![rows.share(worker.rank, worker.world)] };
-    let size = piece_rows(rows.count);
-    let open = (0..rows.count.div_ceil(size)).filter(|piece| wanted.done.binary_search(piece).is_err());
+    // The launcher keeps whole pieces of a prediction, and of an attempt that has failed.
+    let needs_pieces = matches!(job.task, EvalTask::Predict(_)) || !job.done.is_empty();
+    let size = if needs_pieces { piece_rows(rows.count) } else { rows.block_images() as u64 };
+    let open = (0..rows.count.div_ceil(size)).filter(|piece| job.done.binary_search(piece).is_err());
     let open: Vec<u64> = open.collect();
     // Each worker gets neighbouring pieces, so that row groups that span several pieces are read once.
     let bound = |rank: u32| open.len() * rank as usize / worker.world as usize;

@@ -35,7 +35,6 @@ const WANTED: Prediction = Prediction {
     cells_temperature: None,
     prior: None,
     skips_bad_rows: false,
-    done: Vec::new(),
 };
 
 /// The report photos of a worker.

@@ -9,7 +9,7 @@
 //! 4. `order`: defines the order of rows, the rows that are skipped, and the position of training;
 //! 5. `batches`: prefetches rows into batches for the trainer;
 //! 6. `usable_rows`: reads blocks without the skipped rows;
-//! 7. `survey`, `build`, `inspect`, `verify`, `linear_head`: serve training runs and the `shards` commands.
+//! 7. `survey`, `build`, `join`, `inspect`, `verify`, `linear_head`: serve training runs and the `shards` commands.
 //!
 //! `shards/README.md` specifies the format.
 
@@ -19,6 +19,7 @@ mod build;
 mod error;
 mod format;
 mod inspect;
+mod join;
 mod linear_head;
 mod order;
 mod parallel;
@@ -36,6 +37,7 @@ pub use format::{
     ManifestRowGroup, MomentSums, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
 };
 pub use inspect::inspect;
+pub use join::join;
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use order::{
     Bookmark, DataLayout, Epoch, Mask, Plan, PlanOptions, Position, Replay, RowWeights, Sample, Samples, Share,

@@ -16,6 +16,6 @@ mod world2;
 pub use cells::places_of_part;
 pub use options::Simulation;
 pub use photo::{Photo, Source};
-pub use simulation::simulate;
+pub use simulation::{join_pieces, simulate, simulate_pieces};
 pub use world1::{BLOCK_PHOTOS, Candidates, World1};
 pub use world2::World2;

@@ -24,6 +24,8 @@ pub struct Simulation {
     pub geoclip: PathBuf,
     /// Whether to replace an existing output folder.
     pub overwrite: bool,
+    /// Number of rows per file. `None` means files of about 512 MiB.
+    pub rows_per_file: Option<u64>,
     /// Device that computes the embeddings.
     pub device: Device,
     /// Number of CPU threads.

@@ -2,16 +2,19 @@
 //! real photos.
 //!
 //! A [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings
-//! and maps the mix to the stored embedding. This module writes the shards.
+//! and maps the mix to the stored embedding. This module writes the shards: one worker writes all files in order, and
+//! several workers write a folder for each file, which are joined at the end.
 //!
 //! The output depends on the seed, the places, GeoCLIP's weights and the kind of device. It does not depend on the
 //! chunk size or the number of threads, because embeddings and matrix products are computed in tiles of a fixed size
 //! ([`crate::geoclip::for_each_tile`]), and everything else is computed separately for each photo.
 
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 
-use locdiff_core::protocol::{CellPart, CellSplit, SimulatedWorld};
+use locdiff_core::geo::Place;
+use locdiff_core::protocol::{CellPart, CellSplit, PieceFolders, SimulatedWorld};
 use locdiff_core::tables;
 
 use super::cells::places_of_part;
@@ -21,7 +24,7 @@ use super::photo::World;
 use super::world1::World1;
 use super::world2::{MAP_SEED, World2};
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
-use crate::shards::{Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
+use crate::shards::{Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows, join};
 
 /// Default size of a chunk of photos, counted in views (one embedding each). The embeddings of a chunk take 25 MB.
 /// Intermediate results take up to 200 MB, depending on how many of the places that the photos look like are not in the
@@ -30,44 +33,124 @@ const CHUNK_VIEWS: usize = 16_384;
 
 /// Writes a folder of simulated shards and returns its manifest.
 pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsError> {
-    if simulation.rows == Some(0) {
-        return Err(ShardsError::Argument("--rows is 0, wanted at least 1".to_owned()));
+    let inputs = SimulationInputs::read(simulation)?;
+    let opened = Opened::new(simulation, &inputs)?;
+    opened.write(&mut opened.encoder()?, 0..opened.rows, out, opened.options())
+}
+
+/// Simulates the pieces of worker `rank` of `world` workers that earlier attempts have not completed. Returns the number
+/// of simulated photos.
+pub fn simulate_pieces(
+    simulation: &Simulation,
+    folders: &PieceFolders,
+    (rank, world): (u32, u32),
+) -> Result<u64, ShardsError> {
+    let inputs = SimulationInputs::read(simulation)?;
+    let opened = Opened::new(simulation, &inputs)?;
+    let (mut encoder, mut rows) = (opened.encoder()?, 0);
+    let open = (0..).zip(opened.pieces()).filter(|(number, _)| !folders.earlier.contains_key(number));
+    for (number, piece) in open.skip(rank as usize).step_by(world as usize) {
+        let options = WriterOptions { overwrite: true, ..opened.options() };
+        rows += opened.write(&mut encoder, piece, &folders.piece(number), options)?.rows;
     }
-    let mut places = simulation.coordinates.as_deref().map(tables::read_places).transpose()?;
-    let geoclip = Geoclip::open(&simulation.geoclip)?;
-    if let Some(split) = &simulation.cells {
-        let part = places_of_part(places.as_deref().unwrap_or(geoclip.places()), split);
-        if part.is_empty() {
-            return Err(ShardsError::Argument(no_places(split)));
+    Ok(rows)
+}
+
+/// Joins all pieces to a folder of simulated shards. Its bytes are the same as those of [`simulate`].
+pub fn join_pieces(simulation: &Simulation, folders: &PieceFolders, out: &Path) -> Result<Manifest, ShardsError> {
+    let inputs = SimulationInputs::read(simulation)?;
+    let opened = Opened::new(simulation, &inputs)?;
+    let pieces: Vec<PathBuf> = (0..).zip(opened.pieces()).map(|(number, _)| folders.piece(number)).collect();
+    join(&pieces, opened.options(), out)
+}
+
+/// The files that a simulation reads.
+struct SimulationInputs {
+    geoclip: Geoclip,
+    /// The places of photos; `None` means the places of GeoCLIP's gallery.
+    places: Option<Vec<Place>>,
+}
+
+impl SimulationInputs {
+    fn read(simulation: &Simulation) -> Result<Self, ShardsError> {
+        let mut places = simulation.coordinates.as_deref().map(tables::read_places).transpose()?;
+        let geoclip = Geoclip::open(&simulation.geoclip)?;
+        if let Some(split) = &simulation.cells {
+            let part = places_of_part(places.as_deref().unwrap_or(geoclip.places()), split);
+            if part.is_empty() {
+                return Err(ShardsError::Argument(no_places(split)));
+            }
+            places = Some(part);
         }
-        places = Some(part);
+        Ok(Self { geoclip, places })
     }
-    let world: Box<dyn World> = match simulation.world {
-        SimulatedWorld::One => Box::new(World1::new(simulation.seed, geoclip.places(), places.as_deref())),
-        SimulatedWorld::Two => Box::new(World2::new(simulation.seed, geoclip.places(), places.as_deref())),
-    };
-    if !(1..=world.views_max()).contains(&simulation.views) {
-        let (views, max, world) = (simulation.views, world.views_max(), simulation.world);
-        return Err(ShardsError::Argument(format!("--views is {views}, wanted 1 to {max} in world {world}")));
+}
+
+/// A simulation that is ready to run.
+struct Opened<'a> {
+    simulation: &'a Simulation,
+    geoclip: &'a Geoclip,
+    world: Box<dyn World + 'a>,
+    rows: u64,
+}
+
+impl<'a> Opened<'a> {
+    fn new(
+        simulation: &'a Simulation,
+        SimulationInputs { geoclip, places }: &'a SimulationInputs,
+    ) -> Result<Self, ShardsError> {
+        if simulation.rows == Some(0) {
+            return Err(ShardsError::Argument("--rows is 0, wanted at least 1".to_owned()));
+        }
+        let world: Box<dyn World> = match simulation.world {
+            SimulatedWorld::One => Box::new(World1::new(simulation.seed, geoclip.places(), places.as_deref())),
+            SimulatedWorld::Two => Box::new(World2::new(simulation.seed, geoclip.places(), places.as_deref())),
+        };
+        if !(1..=world.views_max()).contains(&simulation.views) {
+            let (views, max, world) = (simulation.views, world.views_max(), simulation.world);
+            return Err(ShardsError::Argument(format!("--views is {views}, wanted 1 to {max} in world {world}")));
+        }
+        let spots = places.as_ref().map_or(geoclip.places().len(), Vec::len) as u64;
+        Ok(Self { simulation, rows: simulation.rows.unwrap_or(spots), geoclip, world })
     }
-    let spots = places.as_ref().map_or(geoclip.places().len(), Vec::len) as u64;
-    let rows = simulation.rows.unwrap_or(spots);
-    let options = WriterOptions {
-        overwrite: simulation.overwrite,
-        ..WriterOptions::new(FEATURE_WIDTH as u32, simulation.views, source(simulation), world.image_head())
-    };
-    let writer = ShardWriter::create(out, options)?;
-    let mut encoder = PhotoEncoder::new(simulation, &geoclip, world.as_ref(), rows)?;
-    let chunk = simulation.chunk_rows.unwrap_or(CHUNK_VIEWS / simulation.views as usize).max(1) as u64;
-    let starts = (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
-    let mut progress = ProgressLog::new("photos", rows);
-    let shots = starts.map(|first| {
-        let end = rows.min(first + chunk);
-        let shot = encoder.encode(first..end);
-        progress.report(end);
-        shot
-    });
-    write_all(writer, shots)?.finish()
+
+    fn options(&self) -> WriterOptions {
+        let Simulation { views, overwrite, rows_per_file, .. } = *self.simulation;
+        let options = WriterOptions::new(FEATURE_WIDTH as u32, views, source(self.simulation), self.world.image_head());
+        WriterOptions { overwrite, rows_per_file: rows_per_file.unwrap_or(options.rows_per_file), ..options }
+    }
+
+    /// The photos of each file.
+    fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let (rows, size) = (self.rows, self.options().whole_file_rows());
+        (0..rows.div_ceil(size)).map(move |piece| piece * size..rows.min((piece + 1) * size))
+    }
+
+    fn encoder(&self) -> Result<PhotoEncoder<'_>, ShardsError> {
+        PhotoEncoder::new(self.simulation, self.geoclip, self.world.as_ref(), self.rows)
+    }
+
+    /// Writes a folder with the photos whose indices are in `range`.
+    fn write(
+        &self,
+        encoder: &mut PhotoEncoder<'_>,
+        range: Range<u64>,
+        out: &Path,
+        options: WriterOptions,
+    ) -> Result<Manifest, ShardsError> {
+        let writer = ShardWriter::create(out, options)?;
+        let chunk = CHUNK_VIEWS / self.simulation.views as usize;
+        let chunk = self.simulation.chunk_rows.unwrap_or(chunk).max(1) as u64;
+        let mut progress = ProgressLog::new("photos", range.end - range.start);
+        let starts = range.clone().step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
+        let shots = starts.map(|first| {
+            let end = range.end.min(first + chunk);
+            let shot = encoder.encode(first..end);
+            progress.report(end - range.start);
+            shot
+        });
+        write_all(writer, shots)?.finish()
+    }
 }
 
 /// Writes one chunk of photos while the next chunk is computed. If writing or computing fails, the unfinished folder is

@@ -5,14 +5,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use locdiff_core::config::ShardsConfig;
-use locdiff_core::protocol::{GeoclipImported, JobResult, ShardsJob, ShardsMade, Verified, WorkerSlot};
+use locdiff_core::protocol::{
+    GeoclipImported, JobResult, PiecesSimulated, ShardsJob, ShardsMade, SimulationStep, Verified, WorkerSlot,
+};
 
 use super::error::JobError;
 use super::{bench_shards, eval};
 use crate::eval::locate::device;
 use crate::geoclip;
 use crate::shards::{self, Blocks, Build, Coordinates, Dataset, Manifest, Replay};
-use crate::simulate::{Simulation, simulate};
+use crate::simulate::{Simulation, join_pieces, simulate, simulate_pieces};
 
 /// Runs the job.
 pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResult> {
@@ -29,7 +31,19 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
             let opened = Dataset::open_with(Coordinates::Stored, location, config);
             opened.and_then(|dataset| shards::inspect(&dataset, config)).map_err(JobError::from)?.into()
         }
-        ShardsJob::Simulate { world, rows, seed, out, views, coordinates, cells, geoclip, overwrite } => {
+        ShardsJob::Simulate {
+            world,
+            rows,
+            seed,
+            out,
+            views,
+            coordinates,
+            cells,
+            geoclip,
+            overwrite,
+            rows_per_file,
+            step,
+        } => {
             let simulation = Simulation {
                 world: *world,
                 rows: *rows,
@@ -39,12 +53,20 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
                 cells: *cells,
                 geoclip: geoclip.clone(),
                 overwrite: *overwrite,
+                rows_per_file: *rows_per_file,
                 device: device(slot),
                 threads: slot.threads as usize,
                 chunk_rows: None,
             };
-            let manifest = simulate(&simulation, out).map_err(JobError::from)?;
-            summary(manifest, out, 0, start).into()
+            let made = match step {
+                SimulationStep::All => simulate(&simulation, out),
+                SimulationStep::Join(folders) => join_pieces(&simulation, folders, out),
+                SimulationStep::Pieces(folders) => {
+                    let own = simulate_pieces(&simulation, folders, (slot.rank, slot.world));
+                    return Ok(PiecesSimulated { rows: own.map_err(JobError::from)? }.into());
+                }
+            };
+            summary(made.map_err(JobError::from)?, out, 0, start).into()
         }
         ShardsJob::Build { table, places, embeddings, out, overwrite, config } => {
             let (table, places) = (table.as_deref(), *places);

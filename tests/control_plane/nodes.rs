@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Child;
-use std::time::Duration;
 
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
@@ -103,14 +102,15 @@ pub(crate) fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files.filter(|(name, _)| name.ends_with(".csv") || name.ends_with(".parquet")).collect()
 }
 
-/// Runs a command on two nodes. Kills node 1 while its worker works, and starts it again if it `comes_back`.
+/// Runs a command on two nodes. Kills node 1 before its worker has done anything, when the worker of node 0 has done
+/// its share, and starts node 1 again if it `comes_back`. Returns the log of node 0.
 #[track_caller]
-pub(crate) fn with_a_killed_node(stage: &Stage, line: &str, comes_back: bool) {
+pub(crate) fn with_a_killed_node(stage: &Stage, line: &str, comes_back: bool) -> String {
     let nodes = Nodes::new(stage, if comes_back { "2" } else { "1:2" });
     let mut launchers: Vec<Child> = (0..2).map(|node| nodes.start(node, &format!("node-{node}"), line)).collect();
-    eventually("node 1 has a worker", || !workers_of(launchers[1].id()).is_empty());
-    // The worker is given some time to begin its work.
-    std::thread::sleep(Duration::from_millis(700));
+    eventually("both nodes have a worker", || launchers.iter().all(|node| !workers_of(node.id()).is_empty()));
+    workers_of(launchers[1].id()).into_iter().for_each(|worker| signal(worker, Signal::SIGSTOP));
+    eventually("the worker of node 0 is done", || workers_of(launchers[0].id()).is_empty());
     signal(launchers[1].id(), Signal::SIGKILL);
     wait(&mut launchers[1]);
     eventually("node 0 notices the loss", || nodes.log("node-0").contains("node 1 ("));
@@ -122,4 +122,5 @@ pub(crate) fn with_a_killed_node(stage: &Stage, line: &str, comes_back: bool) {
     }
     let log = nodes.log("node-0");
     assert!(log.contains("was lost") && log.contains("starting again"), "the command ended before the kill: {log}");
+    log
 }

@@ -2,10 +2,8 @@
 
 use locdiff_core::exit_code::ExitCode;
 
-use nix::sys::signal::Signal;
-
-use crate::nodes::{Nodes, bytes};
-use crate::stage::{Stage, Worker, eventually, signal, wait, wheel, workers_of};
+use crate::nodes::{bytes, with_a_killed_node};
+use crate::stage::{Stage, Worker, wheel};
 
 #[test]
 fn weights_are_imported_and_photos_simulated() {
@@ -65,17 +63,23 @@ fn grid_covers_the_land_beside_the_places_of_a_list() {
     stage.run("shards simulate --cells 1 --out x").exits_with(ExitCode::Usage).stderr_has("--part");
 }
 
-/// Photos are simulated by one worker of node 0, so the other nodes only wait.
+/// Each node simulates some of the files. The files that node 0 has simulated are kept.
 #[test]
 fn node_killed_during_a_simulation_changes_no_byte() {
     let stage = Stage::with_geoclip();
-    let settings = "--device cpu --json shards simulate --rows 2000 --views 2 --seed 5";
+    let settings = "--device cpu --json shards simulate --rows 4500 --rows-per-file 1024 --seed 5";
     stage.run(&format!("--workers 2 {settings} --out one")).exits_with(ExitCode::Success);
-    let nodes = Nodes::new(&stage, "2");
-    let mut launchers = nodes.start_all(&format!("--workers 1 {settings} --out two"));
-    eventually("node 0 has a worker", || !workers_of(launchers[0].id()).is_empty());
-    signal(launchers[1].id(), Signal::SIGKILL);
-    wait(&mut launchers[1]);
-    assert_eq!(wait(&mut launchers[0]), Some(0), "{}", nodes.log("node-0"));
-    assert_eq!(bytes(&stage.path().join("two")), bytes(&stage.path().join("one")));
+    for (comes_back, out) in [(true, "two"), (false, "three")] {
+        let line = format!("--workers 1 --set supervise.node_patience_s=4 {settings} --out {out}");
+        let log = with_a_killed_node(&stage, &line, comes_back);
+        assert!(log.contains("3 files are simulated already"), "{log}");
+        let [got, want] = [out, "one"].map(|folder| {
+            let manifest = std::fs::read(stage.path().join(folder).join("manifest.json")).expect("it has a manifest");
+            (bytes(&stage.path().join(folder)), manifest)
+        });
+        assert!(got == want && got.0.len() == 5, "{out}: {:?}", got.0.keys());
+    }
+    let left = std::fs::read_dir(stage.path()).expect("the folder exists").flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("pieces")), "{left:?}");
 }

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, GalleryEmbeddings, Geoclip};
 use locdiff::shards::{Manifest, PROJECTION_SEED, ShardsError, projection};
-use locdiff::simulate::{Photo, Simulation, Source, World1, simulate};
+use locdiff::simulate::{Photo, Simulation, Source, World1, join_pieces, simulate, simulate_pieces};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
-use locdiff_core::protocol::SimulatedWorld;
+use locdiff_core::protocol::{PieceFolders, SimulatedWorld};
 use tch::{Device, Kind, Tensor};
 
 use crate::geoclip::support::folder;
@@ -27,6 +27,7 @@ fn simulation(rows: u64) -> Simulation {
         cells: None,
         geoclip: folder(),
         overwrite: false,
+        rows_per_file: None,
         device: Device::Cpu,
         threads: 2,
         chunk_rows: None,
@@ -71,6 +72,32 @@ fn simulated_bytes_depend_only_on_the_seed() {
     );
     simulate(&Simulation { overwrite: true, ..simulation(5) }, &out).expect("the folder may be replaced");
     assert!(bytes_of(&out) != want);
+}
+
+#[test]
+fn pieces_of_several_workers_join_to_the_bytes_of_one_worker() {
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
+    let place = |name: &str| scratch.path().join(name);
+    let options = Simulation { rows_per_file: Some(1024), ..simulation(3500) };
+    simulate(&options, &place("one")).expect("the options are valid");
+    let first = PieceFolders { earlier: BTreeMap::new(), others: place("first") };
+    let rows = simulate_pieces(&options, &first, (1, 3)).expect("the options are valid");
+    assert_eq!(rows, 1024);
+    // A second attempt by fewer workers leaves out the piece of the first attempt.
+    let second = PieceFolders { earlier: BTreeMap::from([(1, first.piece(1))]), others: place("second") };
+    let rows = [0, 1].map(|rank| simulate_pieces(&options, &second, (rank, 2)).expect("the options are valid"));
+    assert_eq!(rows, [1024 + 428, 1024]);
+    let joined = join_pieces(&options, &second, &place("joined")).expect("all pieces are there");
+    assert_eq!((joined.rows, joined.files.len()), (3500, 4));
+    assert!(bytes_of(&place("joined")) == bytes_of(&place("one")), "the bytes differ");
+
+    let damaged = second.piece(2).join("part-00000.parquet");
+    let mut bytes = std::fs::read(&damaged).expect("the file can be read");
+    bytes[100_000] ^= 1;
+    std::fs::write(&damaged, bytes).expect("the file can be written");
+    let error = join_pieces(&options, &second, &place("other")).expect_err("a piece is damaged");
+    assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
+    assert!(error.to_string().contains("piece-00002") && !place("other").exists(), "{error}");
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub struct EvalJob {
     pub hybrid: HybridRequest,
     /// What to do with the located rows.
     pub task: EvalTask,
+    /// The pieces that are located already, ascending. Piece k holds the usable rows from `k * piece_rows(count)` on.
+    pub done: Vec<u64>,
 }
 
 /// What an evaluation job does with the rows that it locates.
@@ -94,12 +96,10 @@ pub struct Prediction {
     pub prior: Option<PathBuf>,
     /// Whether to leave out bad rows, whatever `shards.on_bad_rows` says about other data.
     pub skips_bad_rows: bool,
-    /// The pieces that are done already, ascending. Piece k holds the usable rows from `k * piece_rows(count)` on.
-    pub done: Vec<u64>,
 }
 
-/// Number of rows in a piece of a prediction with `count` rows. A prediction that was interrupted repeats the pieces
-/// that were not complete.
+/// Number of rows in a piece of a data set with `count` rows. After a failure, the pieces that were not complete are
+/// located again.
 pub fn piece_rows(count: u64) -> u64 {
     const PIECES: u64 = 64;
     count.div_ceil(PIECES).next_multiple_of(PIECE_ROWS_MIN).clamp(PIECE_ROWS_MIN, PIECE_ROWS_MAX)
@@ -274,6 +274,8 @@ impl Method {
 pub struct LocatedRows {
     /// Number of usable rows in the whole data set.
     pub of_rows: u64,
+    /// Changes if the data changes.
+    pub data_version: String,
     /// The located rows.
     pub rows: Vec<LocatedRow>,
 }

@@ -40,8 +40,9 @@ pub use measure::{
 };
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
-    CellPart, CellSplit, GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize,
-    ShardsBenched, ShardsJob, ShardsMade, SimulatedWorld, Statistics, Verified,
+    CellPart, CellSplit, GeoclipImported, ImageHead, Inspection, PieceFolders, PiecesSimulated, Problem, ReadingSpeed,
+    ReplayReport, ReplayedSize, ShardsBenched, ShardsJob, ShardsMade, SimulatedWorld, SimulationStep, Statistics,
+    Verified,
 };
 pub use store::{KeyValues, STORE_BYTES_MAX, StoreAnswer, StoreOperation, StoreReply, StoreRequest, StoreValue};
 pub use train::{

@@ -6,8 +6,9 @@ use std::convert::Infallible;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CollectiveRow, EvalSummary, Exported, GalleryEmbedded, GeoclipImported, Inspection, PerturbationBlock, Probed,
-    SampleBenched, SelfCheck, ShardsBenched, ShardsMade, ShddRow, TrainBenched, TrainSummary, TruthWritten, Verified,
+    CollectiveRow, EvalSummary, Exported, GalleryEmbedded, GeoclipImported, Inspection, PerturbationBlock,
+    PiecesSimulated, Probed, SampleBenched, SelfCheck, ShardsBenched, ShardsMade, ShddRow, TrainBenched, TrainSummary,
+    TruthWritten, Verified,
 };
 
 /// The result belongs to another job.
@@ -84,6 +85,7 @@ results! {
     BenchSample(SampleBenched) "bench sample",
     Perturbation(Vec<PerturbationBlock>) "eval --suite perturbation",
     ShardsMade(ShardsMade) "shards simulate or build",
+    PiecesSimulated(PiecesSimulated) "shards simulate (pieces)",
     ShardsVerified(Verified) "shards verify",
     ShardsInspected(Inspection) "shards inspect",
     GeoclipImported(GeoclipImported) "geoclip import",

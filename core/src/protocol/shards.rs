@@ -10,7 +10,7 @@ use crate::config::{RunConfig, ShardsConfig, Tail};
 use crate::files::Written;
 use crate::tables::PlacesPresent;
 
-/// A job on shards, which runs on a single worker.
+/// A job on shards. It runs on a single worker, except for a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardsJob {
@@ -34,6 +34,10 @@ pub enum ShardsJob {
         geoclip: PathBuf,
         /// Whether to replace `out` if it exists.
         overwrite: bool,
+        /// Number of rows per file; `None`: files of about 512 MiB.
+        rows_per_file: Option<u64>,
+        /// What this job does of the simulation.
+        step: SimulationStep,
     },
     /// Build shards from files of embeddings, and from a table of ids and coordinates if there is one.
     Build {
@@ -109,6 +113,40 @@ impl ShardsJob {
             Self::GeoclipImport { .. } => "geoclip import",
             Self::Truth { .. } => "eval (true places)",
         }
+    }
+}
+
+/// What a job does of a simulation. Several workers first simulate pieces, and one of them then joins the pieces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SimulationStep {
+    /// Simulates all photos.
+    All,
+    /// Simulates this worker's share of the pieces.
+    Pieces(PieceFolders),
+    /// Joins all pieces.
+    Join(PieceFolders),
+}
+
+/// The folders of the pieces of a simulation. Each piece is a folder of shards with one file, which becomes a file of
+/// the output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceFolders {
+    /// The pieces that earlier attempts have completed, with their folders.
+    pub earlier: BTreeMap<u64, PathBuf>,
+    /// Where to put the folders of the other pieces.
+    pub others: PathBuf,
+}
+
+impl PieceFolders {
+    /// The folder of a piece.
+    pub fn piece(&self, number: u64) -> PathBuf {
+        self.earlier.get(&number).cloned().unwrap_or_else(|| self.others.join(format!("piece-{number:05}")))
+    }
+
+    /// The number of the piece whose folder has this name.
+    pub fn number(name: &str) -> Option<u64> {
+        name.strip_prefix("piece-")?.parse().ok()
     }
 }
 
@@ -209,6 +247,13 @@ pub struct ShardsMade {
     pub seconds: f64,
     /// Rows per second.
     pub rows_per_s: f64,
+}
+
+/// Result of [`SimulationStep::Pieces`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PiecesSimulated {
+    /// Number of photos that this worker has simulated.
+    pub rows: u64,
 }
 
 /// Result of `shards verify`.

@@ -107,6 +107,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             cells: None,
             held_out: 0.0,
             part: None,
+            rows_per_file: None,
             overwrite: false,
         };
         shards::run(&verb, global, output)?;

@@ -33,7 +33,7 @@ use crate::cli::{Global, PredictRequest};
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
-use crate::supervisor::{GangResult, Supervisor, hold_signals};
+use crate::supervisor::{Supervisor, hold_signals};
 use crate::terminal::{wait_for_stdout, width, wrapped, write_stdout};
 use input::Input;
 use pieces::{Pieces, PiecesFolder};
@@ -87,7 +87,7 @@ pub(super) fn run(request: &PredictRequest, global: &Global, output: Output) -> 
         let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
         let (with_truth, with_samples, truth_temperatures) = (false, request.samples, Vec::new());
         let wanted =
-            Prediction { with_truth, with_samples, truth_temperatures, cells_temperature, prior, skips_bad_rows, done };
+            Prediction { with_truth, with_samples, truth_temperatures, cells_temperature, prior, skips_bad_rows };
         let wanted = (hybrid, wanted);
         let mut attempt = || predict(&mut supervisor, (&model, &world), &input.location, &wanted, &folder);
         match attempt() {
@@ -159,19 +159,9 @@ fn predict(
     folder: &PiecesFolder,
 ) -> anyhow::Result<EvalSummary> {
     let config = &model.resolved.config;
-    // An attempt leaves out the pieces that earlier attempts have completed.
-    let begin = |task: &mut EvalTask| {
-        let pieces = Pieces::new(folder)?;
-        *task = EvalTask::Predict(Prediction { done: pieces.done.clone(), ..wanted.clone() });
-        Ok(pieces)
-    };
-    let finish = |pieces: &mut Pieces<'_>, found: anyhow::Result<GangResult<EvalSummary>>| {
-        pieces.finish();
-        found?.first()
-    };
     let task = EvalTask::Predict(wanted.clone());
     let mut gang = LocatingGang { supervisor, config, world, model: &model.file };
-    gang.run(location, *hybrid, &task, begin, finish).map(|(_, summary)| summary)
+    gang.run(location, *hybrid, task, &mut Pieces::new(folder)?)
 }
 
 /// Writes the rows of a piece, whose indices are `rows`. Most of the time goes into parsing and formatting them, which

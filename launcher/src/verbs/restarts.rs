@@ -170,7 +170,7 @@ impl RestartPolicy {
 }
 
 /// Makes attempts until one succeeds, a signal asks to stop, or [`RestartPolicy`] gives up. For jobs without
-/// checkpoints: each attempt starts from the beginning.
+/// checkpoints: what an attempt keeps of earlier ones is up to `attempt`.
 pub(in crate::verbs) fn try_again<T>(
     supervisor: &mut Supervisor,
     config: &SuperviseConfig,

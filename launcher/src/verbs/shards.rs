@@ -1,13 +1,13 @@
-//! The verbs of `shards`, and `bench shards`. `split` and `grid` need no worker. For every other verb, one worker does
-//! the work, and this module prints the result.
-
-mod split;
+//! The verbs of `shards`, and `bench shards`. `split` and `grid` need no worker. `simulate` may use all workers. For
+//! every other verb, one worker does the work, and this module prints the result.
 
 mod grid;
+mod simulate;
+mod split;
 
 use std::path::PathBuf;
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
     CellSplit, ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, TypedResult, Verified,
@@ -20,19 +20,40 @@ use super::paths::{require_file, require_new};
 use crate::cli::{Global, ShardsVerb};
 use crate::error::LaunchError;
 use crate::output::{Output, ok};
-use crate::rendezvous::cores;
+use crate::rendezvous::{NodeWorkers, cores};
 use crate::terminal::{width, wrapped};
 
 /// Runs `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb.clone() {
-        ShardsVerb::Simulate { world, rows, seed, out, views, coordinates, cells, held_out, part, overwrite } => {
+        ShardsVerb::Simulate {
+            world,
+            rows,
+            seed,
+            out,
+            views,
+            coordinates,
+            cells,
+            held_out,
+            part,
+            rows_per_file,
+            overwrite,
+        } => {
             coordinates.iter().try_for_each(|file| require_file("--coordinates", file))?;
             require_new("--out", &out, overwrite)?;
             let cells = cells.zip(part).map(|(degrees, part)| CellSplit { degrees, held_out, part });
-            let made = run_one(global, |config| {
-                let geoclip = config.retrieval.geoclip.clone().into();
-                ShardsJob::Simulate { world, rows, seed, out, views, coordinates, cells, geoclip, overwrite }
+            let made = simulate::run(global, &out, |config, step| ShardsJob::Simulate {
+                world,
+                rows,
+                seed,
+                out: out.clone(),
+                views,
+                coordinates: coordinates.clone(),
+                cells,
+                geoclip: config.retrieval.geoclip.clone().into(),
+                overwrite,
+                rows_per_file,
+                step,
             })?;
             print_made(&made, output)
         }
@@ -220,8 +241,13 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
 /// the CPU. The worker also uses all cores, because it is the only worker. The results do not depend on the number of
 /// cores.
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
-    let resolved = super::resolve_for(global, &["shards", "retrieval", "parallel", "supervise", "network"])?;
-    let world = super::workers(global, &resolved)?;
+    let (resolved, world) = resolved_workers(global)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
     super::run_repeatable(&resolved, &world.first_worker_only(cores()), &job)?.first()
+}
+
+fn resolved_workers(global: &Global) -> anyhow::Result<(Resolved, NodeWorkers)> {
+    let resolved = super::resolve_for(global, &["shards", "retrieval", "parallel", "supervise", "network"])?;
+    let world = super::workers(global, &resolved)?;
+    Ok((resolved, world))
 }

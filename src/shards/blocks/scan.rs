@@ -2,13 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use half::f16;
-
 use super::block::BlockRows;
 use super::contents::Contents;
 use super::dataset::Dataset;
 use crate::shards::error::{ShardsError, Spot};
-use crate::shards::format::{Checksum, ELEMENT_BYTES, MomentSums, Statistics};
+use crate::shards::format::{Checksum, MomentSums, Statistics};
 
 /// A bad row that a scan found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +43,8 @@ impl Dataset {
         let mut rows = BlockRows::default();
         for (block, block_xxh3) in (0_u32..).zip(xxh3.chunks_exact_mut(self.columns())) {
             let bad = self.scan_block(block, &mut rows, block_xxh3)?;
-            add_usable(&mut moments, &rows, self.width, &bad);
+            let bad_here: BTreeSet<usize> = bad.iter().map(|bad| bad.row as usize).collect();
+            moments.add_bytes(&rows.embeddings, |row| !bad_here.contains(&row));
             bad_rows.extend(bad);
         }
         Ok(Scan { statistics: moments.statistics(), contents: Contents { versions, xxh3 }, bad_rows })
@@ -68,15 +67,5 @@ impl Dataset {
         bad.sort_by_key(|bad| bad.row);
         bad.dedup_by_key(|bad| bad.row);
         Ok(bad)
-    }
-}
-
-fn add_usable(moments: &mut MomentSums, rows: &BlockRows, width: usize, bad: &[BadRow]) {
-    let bad: BTreeSet<usize> = bad.iter().map(|bad| bad.row as usize).collect();
-    let embeddings = rows.embeddings.as_chunks::<ELEMENT_BYTES>().0.chunks_exact(width.max(1));
-    let mut halves = vec![f16::ZERO; width];
-    for (_, row) in embeddings.enumerate().filter(|(row, _)| !bad.contains(row)) {
-        halves.iter_mut().zip(row).for_each(|(value, bytes)| *value = f16::from_le_bytes(*bytes));
-        moments.add(&halves);
     }
 }

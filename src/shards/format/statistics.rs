@@ -6,6 +6,8 @@
 use half::slice::HalfFloatSliceExt;
 pub use locdiff_core::protocol::Statistics;
 
+use super::columns::ELEMENT_BYTES;
+
 /// Running sums for [`Statistics`].
 #[derive(Debug, Clone)]
 pub struct MomentSums {
@@ -32,6 +34,16 @@ impl MomentSums {
                 *sum += value;
                 *square += value * value;
             }
+        }
+    }
+
+    /// Adds the wanted rows of embeddings that are stored as little-endian float16 numbers.
+    pub fn add_bytes(&mut self, embeddings: &[u8], is_wanted: impl Fn(usize) -> bool) {
+        let mut halves = vec![half::f16::ZERO; self.row.len()];
+        let rows = embeddings.as_chunks::<ELEMENT_BYTES>().0.chunks_exact(halves.len().max(1));
+        for (_, row) in rows.enumerate().filter(|(row, _)| is_wanted(*row)) {
+            halves.iter_mut().zip(row).for_each(|(value, bytes)| *value = half::f16::from_le_bytes(*bytes));
+            self.add(&halves);
         }
     }
 

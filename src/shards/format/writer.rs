@@ -66,6 +66,12 @@ impl WriterOptions {
         Self { width, views, source, image_head, places, overwrite: false, rows_per_group, rows_per_file }
     }
 
+    /// Number of rows in each file but the last.
+    pub fn whole_file_rows(&self) -> u64 {
+        let group = u64::from(self.rows_per_group).max(1);
+        (self.rows_per_file / group).max(1) * group
+    }
+
     fn check(&self) -> Result<(), ShardsError> {
         let fail = |text: &str| Err(ShardsError::Argument(text.to_owned()));
         match self {
@@ -130,6 +136,25 @@ impl ShardWriter {
         self.rows += rows.ids.len() as u64;
         self.placed += rows.latitudes.iter().filter(|degrees| !degrees.is_nan()).count() as u64;
         Ok(())
+    }
+
+    /// Adds the files of another folder of shards, which must be on the same file system and have the same columns.
+    /// Embeddings of the folder must be added to [`Self::moments`]. No rows may have been pushed.
+    pub fn append(&mut self, folder: &Path, manifest: &Manifest) -> Result<(), ShardsError> {
+        for file in &manifest.files {
+            let name = file_name(self.files.len());
+            let [from, to] = [folder.join(&file.name), self.partial.join(&name)];
+            fs::hard_link(&from, &to).map_err(|error| ShardsError::io(&from, error))?;
+            self.files.push(ManifestFile { name, ..file.clone() });
+        }
+        self.rows += manifest.rows;
+        self.placed += manifest.rows_with_coordinates.unwrap_or(manifest.rows);
+        Ok(())
+    }
+
+    /// The sums over the embeddings of view 0.
+    pub fn moments(&mut self) -> &mut MomentSums {
+        &mut self.moments
     }
 
     /// Writes the last row group and the manifest, and renames the folder to its final name.
@@ -208,7 +233,7 @@ impl ShardWriter {
     /// Where row `row` of a call to [`ShardWriter::push`] would be written, for error messages.
     fn spot(&self, row: usize, column: String) -> Spot {
         let per_group = u64::from(self.options.rows_per_group);
-        let groups_per_file = (self.options.rows_per_file / per_group).max(1);
+        let groups_per_file = self.options.whole_file_rows() / per_group;
         let waiting = self.group.rows() as u64 + row as u64;
         let group = self.file.as_ref().map_or(0, |file| file.row_groups.len()) as u64 + waiting / per_group;
         let index = self.files.len() + (group / groups_per_file) as usize;
@@ -226,7 +251,7 @@ impl ShardWriter {
         }
         let file = self.file.as_mut().expect("a missing file was just created");
         file.write(&mut self.group, &mut self.template)?;
-        if file.rows + u64::from(self.options.rows_per_group) > self.options.rows_per_file {
+        if file.rows >= self.options.whole_file_rows() {
             self.end_file()?;
         }
         Ok(())

@@ -1,19 +1,18 @@
 //! `eval --calibrate`: measures the radii of predictions and the temperature of densities on the validation photos.
 
-use std::collections::BTreeMap;
-
 use locdiff_core::calibration::{Calibration, FittedTemperature, LEVELS, SpreadError, temperatures};
 use locdiff_core::geo::{Degrees, Place};
 use locdiff_core::metrics::even_nll;
-use locdiff_core::protocol::{EvalTask, HybridRequest, Prediction, ToLauncher};
+use locdiff_core::protocol::{EvalJob, EvalTask, HybridRequest, PredictedRow, Prediction, ToLauncher};
 use serde_json::{Value, json};
 
 use super::evaluation::Evaluation;
+use super::locator::{KeptRows, RowCollector};
 use super::model::ModelFile;
 use super::radii::{SavedCalibration, settings};
 use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
-use crate::terminal::{Display, width, wrapped};
+use crate::terminal::{width, wrapped};
 use crate::verbs::locations::require_shards;
 
 /// Measures the radii on the validation photos, writes them to a file, and prints how well they hold.
@@ -29,19 +28,10 @@ pub(super) fn calibrate(evaluation: &mut Evaluation<'_>, hybrid: HybridRequest) 
         cells_temperature: None,
         prior: None,
         skips_bad_rows: false,
-        done: Vec::new(),
     });
-    let (spreads, summary) = evaluation.run(
-        validation,
-        hybrid,
-        &task,
-        |_| Ok(Spreads::default()),
-        |spreads, found| {
-            spreads.display.as_mut().map(Display::finish);
-            found?.first()
-        },
-    )?;
-    let (photos, densities): (Vec<SpreadError>, Vec<Vec<f64>>) = spreads.photos.into_values().unzip();
+    let mut spreads = Spreads::default();
+    let summary = evaluation.run(validation, hybrid, task, &mut spreads)?;
+    let (photos, densities): (Vec<SpreadError>, Vec<Vec<f64>>) = spreads.0.into_rows().unzip();
     let density = FittedTemperature::fit(&densities);
     let (Some(calibration), Some(checked)) = (Calibration::fit(&photos), cross_checked(&photos)) else {
         return Err(reported!(NoData, "{validation} has {} usable photos, wanted at least 200", photos.len()).into());
@@ -110,24 +100,28 @@ fn cross_checked(photos: &[SpreadError]) -> Option<[f64; 2]> {
 /// Collects the spread and the error of each photo, and the logarithm of the density at its true place for each
 /// temperature.
 #[derive(Default)]
-struct Spreads {
-    /// The photos by the index of their row.
-    photos: BTreeMap<u64, (SpreadError, Vec<f64>)>,
-    display: Option<Display>,
-}
+struct Spreads(KeptRows<(SpreadError, Vec<f64>)>);
 
 impl GangObserver for Spreads {
     fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         let ToLauncher::Predicted(predicted) = message else { return Ok(()) };
         let place = |degrees: [f64; 2]| Place::new(Degrees(degrees[0]), Degrees(degrees[1])).ok();
-        for row in predicted.rows {
-            if let (Some(answer), Some(truth)) = (place(row.answer), row.truth.and_then(place)) {
-                let photo = SpreadError { spread_km: row.spread_km, error_km: answer.distance(truth).0 };
-                self.photos.insert(row.index, (photo, row.density.log_at_truth));
-            }
-        }
-        let display = self.display.get_or_insert_with(Display::new);
-        display.count("photos located", self.photos.len() as u64, predicted.of_rows);
+        let photo = |row: PredictedRow| {
+            let (answer, truth) = (place(row.answer)?, place(row.truth?)?);
+            let spread = SpreadError { spread_km: row.spread_km, error_km: answer.distance(truth).0 };
+            Some((row.index, (spread, row.density.log_at_truth)))
+        };
+        self.0.add(predicted.of_rows, predicted.data_version, predicted.rows.into_iter().filter_map(photo))
+    }
+}
+
+impl RowCollector for Spreads {
+    fn begin(&mut self, job: &mut EvalJob) -> Result<(), LaunchError> {
+        job.done = self.0.begin(|_| true);
         Ok(())
+    }
+
+    fn end(&mut self) {
+        self.0.end();
     }
 }

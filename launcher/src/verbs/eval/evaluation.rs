@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::calibrated;
 use super::files::{CALIBRATION_PLOT, DISTANCE_PLOT, EvalFolder, TunedSetting};
 use super::gather::Gather;
-use super::locator::LocatingGang;
+use super::locator::{LocatingGang, RowCollector};
 use super::model::{ModelFile, ModelSource};
 use super::published;
 use super::radii;
@@ -27,7 +27,7 @@ use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::WholeCheckpoint;
-use crate::supervisor::{GangObserver, GangResult, Supervisor};
+use crate::supervisor::Supervisor;
 use crate::terminal::{width, wrapped};
 use crate::verbs::locations::require_shards;
 use crate::verbs::report::write_beside;
@@ -220,32 +220,23 @@ impl Evaluation<'_> {
     /// Lets the workers locate every row of the shards at `data`. Returns the rows in the order of the data, and a
     /// summary.
     fn locate(&mut self, data: &str, hybrid: HybridRequest, task: EvalTask) -> anyhow::Result<(Gather, EvalSummary)> {
-        self.run(
-            data,
-            hybrid,
-            &task,
-            |_| Ok(Gather::default()),
-            |gather, found| {
-                gather.display.finish();
-                let summary: EvalSummary = found?.first()?;
-                gather.check(summary.rows)?;
-                Ok(summary)
-            },
-        )
+        let mut gather = Gather::default();
+        let summary = self.run(data, hybrid, task, &mut gather)?;
+        gather.check(summary.rows)?;
+        Ok((gather, summary))
     }
 
-    /// Lets the workers locate rows of the shards at `data`, as [`LocatingGang::run`] does.
-    pub(super) fn run<Observer: GangObserver>(
+    /// Lets the workers locate the rows of the shards at `data`, as [`LocatingGang::run`] does.
+    pub(super) fn run(
         &mut self,
         data: &str,
         hybrid: HybridRequest,
-        task: &EvalTask,
-        begin: impl FnMut(&mut EvalTask) -> anyhow::Result<Observer>,
-        finish: impl FnMut(&mut Observer, anyhow::Result<GangResult<EvalSummary>>) -> anyhow::Result<EvalSummary>,
-    ) -> anyhow::Result<(Observer, EvalSummary)> {
+        task: EvalTask,
+        rows: &mut impl RowCollector,
+    ) -> anyhow::Result<EvalSummary> {
         let model = &ModelFile::of(self.checkpoint)?;
         let Self { supervisor, resolved, world, .. } = self;
-        LocatingGang { supervisor, config: &resolved.config, world, model }.run(data, hybrid, task, begin, finish)
+        LocatingGang { supervisor, config: &resolved.config, world, model }.run(data, hybrid, task, rows)
     }
 }
 

@@ -1,48 +1,36 @@
-//! Collects the located rows from the workers, and puts the rows in the order of the data. Also shows the progress of
-//! an evaluation.
+//! Collects the located rows from the workers, and puts the rows in the order of the data.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use anyhow::Context as _;
+use locdiff_core::draw::spread;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::metrics::{Overlap, Overlaps};
-use locdiff_core::protocol::{LocatedRow, Method, NearestKnown, ReportPhoto, ToLauncher, TuningErrors};
+use locdiff_core::protocol::{
+    EvalJob, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, ReportPhoto, ToLauncher, TuningErrors,
+};
 
+use super::locator::{KeptRows, RowCollector};
 use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
 use crate::terminal::Display;
 
 /// The rows located so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Gather {
-    rows: BTreeMap<u64, LocatedRow>,
+    rows: KeptRows<LocatedRow>,
     /// The photos for the report, by row.
     photos: BTreeMap<u64, ReportPhoto>,
     /// How near the rows are to known places, in the order of the data.
     nearest: Vec<NearestKnown>,
-    /// The last row that was received twice; `None` if there is no such row.
-    twice: Option<u64>,
-    /// Shows how many rows have been located.
-    pub(super) display: Display,
-}
-
-impl Default for Gather {
-    fn default() -> Self {
-        Self {
-            rows: BTreeMap::new(),
-            photos: BTreeMap::new(),
-            nearest: Vec::new(),
-            twice: None,
-            display: Display::new(),
-        }
-    }
 }
 
 impl Gather {
     /// The rows in the order of the data.
     pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = &LocatedRow> {
-        self.rows.values()
+        self.rows.rows()
     }
 
     /// The photos for the report, in the order of the data.
@@ -83,22 +71,19 @@ impl Gather {
                 row.tuning.with_context(|| format!("row {} came without its tuning data: this is a bug", row.index))?;
             Ok((point(row.truth)?, errors))
         };
-        self.rows.into_values().map(one).collect()
+        self.rows.into_rows().map(one).collect()
     }
 
-    /// Fails unless `count` rows were received, each exactly once, and all of them have answers of the same methods.
+    /// Fails unless `count` rows were received, and all of them have answers of the same methods.
     pub(super) fn check(&self, count: u64) -> Result<(), LaunchError> {
-        let got = self.rows.len() as u64;
-        let has_no_gaps = self.rows.last_key_value().is_none_or(|(last, _)| last + 1 == got);
         let methods = |row: &LocatedRow| row.answers.iter().map(|(method, _)| *method).collect::<Vec<_>>();
-        let first = self.rows.values().next().map(methods);
-        let has_same_methods = self.rows.values().all(|row| Some(methods(row)) == first);
-        if got == count && has_no_gaps && has_same_methods && self.twice.is_none() {
+        let first = self.rows().next().map(methods);
+        let has_same_methods = self.rows().all(|row| Some(methods(row)) == first);
+        if self.rows.has_all(count) && has_same_methods {
             return Ok(());
         }
-        let twice = self.twice.map_or_else(String::new, |row| format!("; row {row} was received twice"));
         let mixed = if has_same_methods { "" } else { "; not all rows have answers from the same methods" };
-        Err(reported!(WorkerFailed, "{got} of {count} rows were received{twice}{mixed}: this is a bug"))
+        Err(reported!(WorkerFailed, "{} of {count} rows were received{mixed}: this is a bug", self.rows().len()))
     }
 }
 
@@ -116,20 +101,35 @@ fn joined(parts: &[NearestKnown], km: impl Fn(&NearestKnown) -> Option<&[f32]>) 
 impl GangObserver for Gather {
     fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         match message {
-            ToLauncher::Located(located) => {
-                for row in located.rows {
-                    let index = row.index;
-                    if self.rows.insert(index, row).is_some() {
-                        self.twice = Some(index);
-                    }
-                }
-                self.display.count("photos located", self.rows.len() as u64, located.of_rows);
+            ToLauncher::Located(LocatedRows { of_rows, data_version, rows }) => {
+                self.rows.add(of_rows, data_version, rows.into_iter().map(|row| (row.index, row)))?;
             }
             ToLauncher::Nearest(part) => self.nearest.push(part),
             ToLauncher::ReportPhoto(photo) => drop(self.photos.insert(photo.row.index, photo)),
             _ => {}
         }
         Ok(())
+    }
+}
+
+impl RowCollector for Gather {
+    fn begin(&mut self, job: &mut EvalJob) -> Result<(), LaunchError> {
+        // Rank 0 sends these again in each attempt.
+        self.nearest.clear();
+        // A worker sends its report photos at the end, so those of a worker that has failed are missing.
+        let wanted = match job.task {
+            EvalTask::Evaluate { report_photos, .. } => report_photos as usize,
+            EvalTask::Tune | EvalTask::Predict(_) => 0,
+        };
+        let shown: Vec<u64> = spread(self.rows.count().unwrap_or(0) as usize, wanted).map(|row| row as u64).collect();
+        let has_photos =
+            |rows: &Range<u64>| shown.iter().filter(|row| rows.contains(row)).all(|row| self.photos.contains_key(row));
+        job.done = self.rows.begin(has_photos);
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.rows.end();
     }
 }
 
@@ -148,7 +148,7 @@ impl GangObserver for GalleryProgress {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::protocol::{LocatedRows, RowDensity};
+    use locdiff_core::protocol::RowDensity;
 
     use super::*;
 
@@ -170,18 +170,17 @@ mod tests {
     fn gathered(indices: &[u64]) -> Gather {
         let mut gather = Gather::default();
         let rows = indices.iter().map(|index| row(*index)).collect();
-        gather.report(ToLauncher::Located(LocatedRows { of_rows: 4, rows })).expect("rows are kept in memory");
+        let located = LocatedRows { of_rows: 4, data_version: "v".into(), rows };
+        gather.report(ToLauncher::Located(located)).expect("no row comes twice");
         gather
     }
 
     #[test]
-    fn rows_may_arrive_in_any_order_but_each_exactly_once() {
+    fn rows_may_arrive_in_any_order() {
         let gather = gathered(&[2, 3, 0, 1]);
         gather.check(4).expect("all rows were received");
         assert_eq!(gather.rows().map(|row| row.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert!(gathered(&[0, 1, 3]).check(4).is_err());
         assert!(gathered(&[0, 1, 2, 4]).check(4).is_err());
-        let error = gathered(&[0, 1, 2, 3, 1]).check(4).expect_err("row 1 was received twice").to_string();
-        assert!(error.contains("row 1 was received twice"), "{error}");
     }
 }

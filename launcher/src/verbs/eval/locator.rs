@@ -1,5 +1,7 @@
 //! Lets workers locate the photos of a data set with a model.
 
+mod kept_rows;
+
 use std::path::Path;
 
 use locdiff_core::config::{DecodeAnchors, RetrievalHead, RunConfig, TrainMethod};
@@ -9,10 +11,21 @@ use super::gather::GalleryProgress;
 use super::model::{ModelFile, head_model};
 use crate::error::LaunchError;
 use crate::rendezvous::{NodeWorkers, cores};
-use crate::supervisor::{GangObserver, GangResult, Supervisor};
+use crate::supervisor::{GangObserver, Supervisor};
 use crate::terminal::Display;
 use crate::verbs::paths::require_file;
 use crate::verbs::restarts::try_again;
+
+pub(super) use kept_rows::KeptRows;
+
+/// Collects the rows that workers locate.
+pub(in crate::verbs) trait RowCollector: GangObserver {
+    /// Begins an attempt. Writes the pieces that earlier attempts have completed to the job.
+    fn begin(&mut self, job: &mut EvalJob) -> Result<(), LaunchError>;
+
+    /// Ends an attempt, which may have failed.
+    fn end(&mut self);
+}
 
 /// The workers and their model.
 pub(in crate::verbs) struct LocatingGang<'a> {
@@ -23,30 +36,27 @@ pub(in crate::verbs) struct LocatingGang<'a> {
 }
 
 impl LocatingGang<'_> {
-    /// Lets the workers locate rows of the shards at `data`. After a failure that may pass, tries again. Before each
-    /// attempt, `begin` makes an observer and may change the task. `finish` gets the observer and the results of the
-    /// workers.
-    pub(in crate::verbs) fn run<Observer: GangObserver>(
+    /// Lets the workers locate the rows of the shards at `data`. After a failure that may pass, tries again with the rows
+    /// that `rows` does not have yet.
+    pub(in crate::verbs) fn run(
         &mut self,
         data: &str,
         hybrid: HybridRequest,
-        task: &EvalTask,
-        mut begin: impl FnMut(&mut EvalTask) -> anyhow::Result<Observer>,
-        mut finish: impl FnMut(&mut Observer, anyhow::Result<GangResult<EvalSummary>>) -> anyhow::Result<EvalSummary>,
-    ) -> anyhow::Result<(Observer, EvalSummary)> {
-        let job = prepared_job(self.config.clone(), self.model, data, hybrid, task)?;
+        task: EvalTask,
+        rows: &mut impl RowCollector,
+    ) -> anyhow::Result<EvalSummary> {
+        let mut job = prepared_job(self.config.clone(), self.model, data, hybrid, task)?;
         if job.hybrid != HybridRequest::No && job.config.retrieval.may_need_geoclip() {
             self.embed_gallery(&job)?;
         }
         let (config, world) = (self.config, self.world);
         try_again(self.supervisor, &config.supervise, |supervisor| {
-            let mut job = job.clone();
             // If a node is lost for good, the others do its share.
             let world = supervisor.gather(world)?.with_all_cores();
-            let mut observer = begin(&mut job.task)?;
-            let found = supervisor.run(config, &world, Job::Eval(Box::new(job)), 0, &mut observer);
-            let summary = finish(&mut observer, found)?;
-            Ok((observer, summary))
+            rows.begin(&mut job)?;
+            let found = supervisor.run(config, &world, Job::Eval(Box::new(job.clone())), 0, rows);
+            rows.end();
+            found?.first()
         })
     }
 
@@ -68,7 +78,7 @@ pub(in crate::verbs) fn prepared_job(
     model: &ModelFile,
     data: &str,
     mut hybrid: HybridRequest,
-    task: &EvalTask,
+    task: EvalTask,
 ) -> Result<EvalJob, LaunchError> {
     if config.train.method == TrainMethod::Geoclip {
         hybrid = HybridRequest::Wanted;
@@ -79,7 +89,7 @@ pub(in crate::verbs) fn prepared_job(
     }
     require_files(&config, data, hybrid, task.needs_truth())?;
     let (checkpoint, checkpoint_xxh3) = (model.path.clone(), model.xxh3.clone());
-    Ok(EvalJob { config, checkpoint, checkpoint_xxh3, data: data.to_owned(), hybrid, task: task.clone() })
+    Ok(EvalJob { config, checkpoint, checkpoint_xxh3, data: data.to_owned(), hybrid, task, done: Vec::new() })
 }
 
 /// Checks the files that the configuration names and the evaluation of the shards at `data` needs. Fails if one of

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
 use locdiff_core::files::{FileWriter, Files, WRITING, parent};
 use locdiff_core::prior_file::PriorFile;
-use locdiff_core::protocol::{PredictedRow, PredictedRows, ToLauncher, piece_rows};
+use locdiff_core::protocol::{EvalJob, PredictedRow, PredictedRows, ToLauncher, piece_rows};
 use serde_json::{Value, json};
 
 use crate::error::{LaunchError, refuse, reported};
 use crate::run_folder::RunLock;
 use crate::supervisor::GangObserver;
 use crate::terminal::Display;
+use crate::verbs::eval::RowCollector;
 use crate::verbs::eval::radii::first_difference;
 
 /// Describes the prediction that the pieces belong to.
@@ -192,7 +193,7 @@ impl Drop for PiecesFolder {
 pub(super) struct Pieces<'a> {
     folder: &'a PiecesFolder,
     /// Numbers of the pieces that were complete before this attempt, ascending.
-    pub(super) done: Vec<u64>,
+    done: Vec<u64>,
     /// The pieces that are not complete. Each worker writes one piece at a time.
     open: BTreeMap<u64, OpenPiece>,
     /// The version of the data; `None` before the first message.
@@ -222,11 +223,6 @@ impl<'a> Pieces<'a> {
         };
         let (open, display) = (BTreeMap::new(), Display::new());
         Ok(Self { folder, done, open, data_version: recorded, received: 0, display })
-    }
-
-    /// Ends the progress bar.
-    pub(super) fn finish(&mut self) {
-        self.display.finish();
     }
 
     fn add(&mut self, PredictedRows { of_rows, data_version, rows }: PredictedRows) -> Result<(), LaunchError> {
@@ -292,6 +288,18 @@ impl<'a> Pieces<'a> {
 impl GangObserver for Pieces<'_> {
     fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         if let ToLauncher::Predicted(predicted) = message { self.add(predicted) } else { Ok(()) }
+    }
+}
+
+impl RowCollector for Pieces<'_> {
+    fn begin(&mut self, job: &mut EvalJob) -> Result<(), LaunchError> {
+        *self = Self::new(self.folder)?;
+        job.done.clone_from(&self.done);
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.display.finish();
     }
 }
 

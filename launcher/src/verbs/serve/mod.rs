@@ -62,9 +62,8 @@ pub(super) fn run(request: &ServeRequest, global: &Global, output: Output) -> an
         truth_temperatures: Vec::new(),
         cells_temperature: calibration.as_ref().and_then(|saved| Some(saved.density.as_ref()?.temperature)),
         prior: None,
-        done: Vec::new(),
     });
-    let job = Job::Serve(Box::new(prepared_job(config.clone(), file, PHOTOS, hybrid, &task)?));
+    let job = Job::Serve(Box::new(prepared_job(config.clone(), file, PHOTOS, hybrid, task)?));
     hold_signals()?;
     let mut supervisor = Supervisor::new()?;
     let (desk, mut orders) = Desk::new();
