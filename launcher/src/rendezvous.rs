@@ -59,7 +59,8 @@ impl NodeWorkers {
             gpu: on_cuda.then(|| rank % gpus),
             threads,
         };
-        let share_gpu = on_cuda && workers > gpus;
+        // Several nodes that share GPUs are launchers on one machine.
+        let share_gpu = on_cuda && (workers > gpus || parallel.share_gpu && parallel.nodes > 1);
         Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu, nodes: Vec::new(), cluster: None })
     }
 
@@ -351,6 +352,10 @@ mod tests {
         let world = NodeWorkers::plan(&config, &inventory(2)).expect("workers may share a GPU");
         assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
         assert!(world.share_gpu);
+        config.parallel.workers = AutoOr::Value(2);
+        assert!(!NodeWorkers::plan(&config, &inventory(2)).expect("each worker has a GPU").share_gpu);
+        config.parallel.nodes = 2;
+        assert!(NodeWorkers::plan(&config, &inventory(2)).expect("each worker has a GPU").share_gpu);
     }
 
     #[test]

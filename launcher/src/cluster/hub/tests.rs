@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use locdiff_core::config::RunConfig;
 use locdiff_core::protocol::WorkerSlot;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
-use super::super::open_channel;
+use super::door::REJECTIONS_PER_SECOND;
 use super::*;
+use crate::cluster::messages::ALIVE_EVERY;
+use crate::cluster::{agreement, open_channel};
 
 fn token() -> Token {
     Token::of(b"a token of a test, which is long")
