@@ -240,6 +240,10 @@ impl Cluster {
         for node in state.links.keys().filter(|node| !nodes.contains(node)) {
             let _ = events.try_send(FromCluster::Joined(*node));
         }
+        if let Some(code) = state.interrupted {
+            // The request came when no gang was attached.
+            let _ = events.try_send(FromCluster::Event((0, FromNode::Interrupted(code.code()))));
+        }
         state.gang = Some(AttachedGang { number, events, nodes });
         (state.refusal, state.has_begun) = (None, true);
         number

@@ -134,6 +134,24 @@ fn newcomers_are_announced_to_a_gang_and_latecomers_are_told_the_end() {
 }
 
 #[test]
+fn request_to_stop_reaches_a_gang_that_begins_later() {
+    let (cluster, address) = cluster(2);
+    block_on(async {
+        let stream = TcpStream::connect(address).await.expect("the hub accepts");
+        let (mut sender, _receiver) = open_channel(stream, &token(), &facts(1)).await.expect("a channel");
+        let code = ExitCode::Preempted.code();
+        sender.send(&FromNode::Interrupted(code)).await.expect("the hub reads");
+        while cluster.shared.lock().interrupted.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let (events, mut news) = mpsc::channel(8);
+        cluster.attach(vec![1], events);
+        let got = news.recv().await;
+        assert!(matches!(got, Some(FromCluster::Event((_, FromNode::Interrupted(found)))) if found == code), "{got:?}");
+    });
+}
+
+#[test]
 fn node_of_another_build_is_refused_and_strangers_in_a_hurry_must_wait() {
     let (_cluster, address) = cluster(3);
     block_on(async {
