@@ -22,6 +22,7 @@ mod runtime_folder;
 mod signals;
 mod workers;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -81,6 +82,8 @@ impl<T> GangResult<T> {
 pub struct Supervisor {
     runtime: Runtime,
     signals: Signals,
+    /// The other nodes of the last gang; they pass on requests to stop.
+    cluster: Option<Arc<Cluster>>,
     random_faults: Option<RandomFaults>,
 }
 
@@ -92,7 +95,7 @@ impl Supervisor {
         let within = runtime.enter();
         let signals = Signals::watch().context("cannot install signal handlers")?;
         drop(within);
-        Ok(Self { runtime, signals, random_faults: None })
+        Ok(Self { runtime, signals, cluster: None, random_faults: None })
     }
 
     /// Starts the workers of `world`, gives each of them `job`, and waits for all results. `attempt` is the number of
@@ -136,6 +139,7 @@ impl Supervisor {
             collective_timeout_s: supervise.collective_timeout_s,
             heartbeat_s: supervise.heartbeat_s,
         };
+        self.cluster.clone_from(&world.cluster);
         self.wait_for_nodes(world)?;
         let observer_limit = Duration::from_secs_f64(supervise.checkpoint_timeout_s);
         let gang = Gang { worker: worker_path()?, world, meeting, job, limits, observer_limit };
@@ -243,11 +247,11 @@ impl Supervisor {
         // After an interrupt the receiver is gone, so sending fails. Ignore this error.
         let work = move || drop(done.send(work()));
         std::thread::Builder::new().name(COMPUTING_THREAD.into()).spawn(work).context("cannot start a thread")?;
-        let signals = &mut self.signals;
+        let (signals, cluster) = (&mut self.signals, self.cluster.as_deref());
         self.runtime.block_on(async {
             tokio::select! {
                 found = result => found.context("the computing thread panicked: this is a bug")?,
-                () = signals.recv() => Err(signals.error().into()),
+                error = request_to_stop(signals, cluster) => Err(error.into()),
             }
         })
     }
@@ -259,8 +263,25 @@ impl Supervisor {
 
     /// Waits for the time `wait`. Fails at once if the user asks to stop, or has already asked.
     pub fn pause(&mut self, wait: Duration) -> Result<(), LaunchError> {
-        let signals = &mut self.signals;
-        let is_asked = async { signals.code.is_some() || tokio::time::timeout(wait, signals.recv()).await.is_ok() };
-        if self.runtime.block_on(is_asked) { Err(self.signals.error()) } else { Ok(()) }
+        if self.signals.code.is_some() {
+            return Err(self.signals.error());
+        }
+        let asked = request_to_stop(&mut self.signals, self.cluster.as_deref());
+        self.runtime.block_on(async { tokio::time::timeout(wait, asked).await }).map_or(Ok(()), Err)
     }
+}
+
+/// Waits until the user or a scheduler asks to stop, at this node or another one. Returns the error of the command.
+async fn request_to_stop(signals: &mut Signals, cluster: Option<&Cluster>) -> LaunchError {
+    let elsewhere = async {
+        match cluster {
+            Some(cluster) => cluster.interrupted().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = signals.recv() => {}
+        code = elsewhere => drop(signals.note(code)),
+    }
+    signals.error()
 }

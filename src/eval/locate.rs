@@ -139,13 +139,14 @@ pub fn run(
         send_version(&rows, send)?;
     }
     let data_version = rows.dataset.version()?;
+    let data = &rows;
     let mut photos = ReportPhotos::new(job, rows.count);
     let mut send_rows = |found: Vec<LocatedRow>, samples: &[ImageSamples]| {
         let (of_rows, found) = (rows.count, found.into_iter().zip(samples));
         let EvalTask::Predict(wanted) = &job.task else {
             let rows = found.map(|(row, samples)| with_spread(row, samples)).collect::<Result<_, _>>()?;
-            let data_version = data_version.clone();
-            return send(ToLauncher::Located(LocatedRows { of_rows, data_version, rows }));
+            let fingerprint = fingerprint(data);
+            return send(ToLauncher::Located(LocatedRows { of_rows, fingerprint, rows }));
         };
         let found = found.map(|(row, samples)| predicted(row, samples, wanted));
         let found = found.collect::<Result<Vec<PredictedRow>, InferError>>()?;
@@ -195,11 +196,15 @@ fn summary(
         mean_views: config.shards.mean_views,
         source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
-        fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
+        fingerprint: fingerprint(rows),
         anchors: engine.map_or(0, |engine| engine.anchors().len()) as u64,
         head: retrieval.map(|_| config.retrieval.head),
         gallery_points: retrieval.map(|retrieval| retrieval.gallery().points().len() as u64),
     }
+}
+
+fn fingerprint(rows: &ImageRows) -> String {
+    format!("{:016x}", rows.dataset.fingerprint())
 }
 
 /// Warns if the model or the image head was trained on means of another number of views.

@@ -182,7 +182,7 @@ impl ImageRows {
         self.dataset.origin().is_some_and(|origin| origin.image_head.is_of_simulated())
     }
 
-    /// The rows that worker `rank` of `world` workers locates. Workers get whole blocks, and the blocks are distributed
+    /// The rows that worker `rank` of `world` workers locates in the quick evaluation of a training run. Workers get whole blocks, and the blocks are distributed
     /// as evenly as possible. Rank 0 always gets the first block, because rank 0 plots the answers of the first block
     /// in TensorBoard.
     pub fn share(&self, rank: u32, world: u32) -> Range<u64> {

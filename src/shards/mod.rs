@@ -35,6 +35,7 @@ pub use error::{ShardsError, Spot};
 pub use format::{
     Checksum, Coordinates, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile,
     ManifestRowGroup, MomentSums, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
+    check_target,
 };
 pub use inspect::inspect;
 pub use join::join;

@@ -10,7 +10,7 @@
 //! ([`crate::geoclip::for_each_tile`]), and everything else is computed separately for each photo.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use locdiff_core::geo::Place;
@@ -24,7 +24,9 @@ use super::photo::World;
 use super::world1::World1;
 use super::world2::{MAP_SEED, World2};
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
-use crate::shards::{Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows, join};
+use crate::shards::{
+    Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows, check_target, join,
+};
 
 /// Default size of a chunk of photos, counted in views (one embedding each). The embeddings of a chunk take 25 MB.
 /// Intermediate results take up to 200 MB, depending on how many of the places that the photos look like are not in the
@@ -33,25 +35,33 @@ const CHUNK_VIEWS: usize = 16_384;
 
 /// Writes a folder of simulated shards and returns its manifest.
 pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsError> {
+    check_target(out, simulation.overwrite)?;
     let inputs = SimulationInputs::read(simulation)?;
     let opened = Opened::new(simulation, &inputs)?;
     opened.write(&mut opened.encoder()?, 0..opened.rows, out, opened.options())
 }
 
-/// Simulates the pieces of worker `rank` of `world` workers that earlier attempts have not completed. Returns the number
-/// of simulated photos.
+/// Simulates the pieces of worker `rank` of `world` workers that earlier attempts have not completed. They will be joined
+/// to the folder `out`. Returns the number of simulated photos.
 pub fn simulate_pieces(
     simulation: &Simulation,
     folders: &PieceFolders,
+    out: &Path,
     (rank, world): (u32, u32),
 ) -> Result<u64, ShardsError> {
+    check_target(out, simulation.overwrite)?;
     let inputs = SimulationInputs::read(simulation)?;
     let opened = Opened::new(simulation, &inputs)?;
-    let (mut encoder, mut rows) = (opened.encoder()?, 0);
+    // A worker without pieces needs no embeddings of the gallery.
+    let (mut encoder, mut rows) = (None, 0);
     let open = (0..).zip(opened.pieces()).filter(|(number, _)| !folders.earlier.contains_key(number));
     for (number, piece) in open.skip(rank as usize).step_by(world as usize) {
+        let encoder = match &mut encoder {
+            Some(encoder) => encoder,
+            None => encoder.insert(opened.encoder()?),
+        };
         let options = WriterOptions { overwrite: true, ..opened.options() };
-        rows += opened.write(&mut encoder, piece, &folders.piece(number), options)?.rows;
+        rows += opened.write(encoder, piece, &folders.piece(number), options)?.rows;
     }
     Ok(rows)
 }
@@ -60,8 +70,8 @@ pub fn simulate_pieces(
 pub fn join_pieces(simulation: &Simulation, folders: &PieceFolders, out: &Path) -> Result<Manifest, ShardsError> {
     let inputs = SimulationInputs::read(simulation)?;
     let opened = Opened::new(simulation, &inputs)?;
-    let pieces: Vec<PathBuf> = (0..).zip(opened.pieces()).map(|(number, _)| folders.piece(number)).collect();
-    join(&pieces, opened.options(), out)
+    let pieces = (0..).zip(opened.pieces()).map(|(number, rows)| (folders.piece(number), rows.end - rows.start));
+    join(&pieces.collect::<Vec<_>>(), opened.options(), out)
 }
 
 /// The files that a simulation reads.

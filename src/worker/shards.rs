@@ -62,7 +62,7 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
                 SimulationStep::All => simulate(&simulation, out),
                 SimulationStep::Join(folders) => join_pieces(&simulation, folders, out),
                 SimulationStep::Pieces(folders) => {
-                    let own = simulate_pieces(&simulation, folders, (slot.rank, slot.world));
+                    let own = simulate_pieces(&simulation, folders, out, (slot.rank, slot.world));
                     return Ok(PiecesSimulated { rows: own.map_err(JobError::from)? }.into());
                 }
             };

@@ -26,7 +26,7 @@ class Experiment:
     def __init__(self, arguments):
         self.launcher, self.out, self.device = arguments.launcher, arguments.out, arguments.device
         self.out.mkdir(parents=True, exist_ok=True)
-        self.result = {}
+        self.result, self.launchers = {}, []
 
     def command(self, *words):
         device = ["--device", self.device] + (["--share-gpu"] if self.device == "cuda" else [])
@@ -43,7 +43,8 @@ class Experiment:
     def start(self, node, name, *words):
         at = ["--nnodes", "2", "--node-rank", node, "--rendezvous", "127.0.0.1:%d" % self.port, "--token-file", "token"]
         log = open(self.out / (name + ".log"), "a")
-        return subprocess.Popen(self.command(*at, *words), stdout=log, stderr=subprocess.STDOUT)
+        self.launchers.append(subprocess.Popen(self.command(*at, *words), stdout=log, stderr=subprocess.STDOUT))
+        return self.launchers[-1]
 
     def train(self, run):
         small = [] if self.device == "cuda" else ["--set", "model.degree=7", "--set", "train.global_batch=64"]
@@ -68,7 +69,9 @@ class Experiment:
         token = subprocess.run([self.launcher, "token"], stdout=subprocess.PIPE, check=True).stdout
         Path("token").write_bytes(token)
         os.chmod("token", 0o600)
-        self.launch("simulate", "--workers", 1, "shards", "simulate", "--rows", 20000, "--out", "shards/nodes")
+        self.launch("simulate", "--workers", 1, "shards", "simulate", "--rows", 20000, "--out", "shards/nodes", "--overwrite")
+        for run in ("one", "two"):
+            shutil.rmtree(Path("checkpoints") / run, ignore_errors=True)
         self.launch("one-node", "--workers", 2, *self.train("one"))
 
         collectives = ["--workers", 1, "bench", "collectives"]
@@ -94,11 +97,16 @@ class Experiment:
             "resumed_from": resumed, "steps": len(two), "graphs": log.count("as a CUDA graph"),
             "loss_difference": worst, "repeated_loss_difference": repeated,
         })
-        (self.out / "result.json").write_text(json.dumps(self.result, indent=2) + "\n")
-        print(json.dumps(self.result, indent=2))
         if len(resumed) != 1 or sorted(two) != sorted(one) or max(worst, repeated) > 1e-5:
             sys.exit("the losses differ, or training was not resumed once")
-        shutil.rmtree("checkpoints/two")
+
+    def finish(self):
+        """Ends all launchers and writes the result so far."""
+        for launcher in self.launchers:
+            launcher.kill()
+        text = json.dumps(self.result, indent=2) + "\n"
+        (self.out / "result.json").write_text(text)
+        print(text, end="")
 
     def end(self, name, nodes):
         codes = [node.wait(timeout=300) for node in nodes]
@@ -113,7 +121,11 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    Experiment(parser.parse_args()).run()
+    experiment = Experiment(parser.parse_args())
+    try:
+        experiment.run()
+    finally:
+        experiment.finish()
 
 
 if __name__ == "__main__":

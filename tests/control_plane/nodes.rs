@@ -8,7 +8,7 @@ use std::process::Child;
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
 
-use crate::stage::{Stage, eventually, signal, wait, workers_of};
+use crate::stage::{Stage, eventually, has_begun, signal, wait, workers_of};
 
 /// Nodes that share a token and the address of node 0.
 pub(crate) struct Nodes<'a> {
@@ -102,18 +102,18 @@ pub(crate) fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files.filter(|(name, _)| name.ends_with(".csv") || name.ends_with(".parquet")).collect()
 }
 
-/// Runs a command on two nodes. Kills node 1 before its worker has done anything, when the worker of node 0 has done
-/// its share, and starts node 1 again if it `comes_back`. Returns the log of node 0.
+/// Runs a command on two nodes. Kills node 1 before its worker has done its share, when the worker of node 0 has done
+/// its own, and starts node 1 again if it `comes_back`. Returns the log of node 0.
 #[track_caller]
 pub(crate) fn with_a_killed_node(stage: &Stage, line: &str, comes_back: bool) -> String {
     let nodes = Nodes::new(stage, if comes_back { "2" } else { "1:2" });
     let mut launchers: Vec<Child> = (0..2).map(|node| nodes.start(node, &format!("node-{node}"), line)).collect();
-    eventually("both nodes have a worker", || launchers.iter().all(|node| !workers_of(node.id()).is_empty()));
+    eventually("the worker of node 1 has begun", || workers_of(launchers[1].id()).into_iter().any(has_begun));
     workers_of(launchers[1].id()).into_iter().for_each(|worker| signal(worker, Signal::SIGSTOP));
     eventually("the worker of node 0 is done", || workers_of(launchers[0].id()).is_empty());
     signal(launchers[1].id(), Signal::SIGKILL);
     wait(&mut launchers[1]);
-    eventually("node 0 notices the loss", || nodes.log("node-0").contains("node 1 ("));
+    eventually("node 0 notices the loss", || nodes.log("node-0").contains("was lost"));
     if comes_back {
         launchers[1] = nodes.start(1, "node-1", line);
         nodes.end(&mut launchers, ExitCode::Success);

@@ -81,15 +81,20 @@ fn pieces_of_several_workers_join_to_the_bytes_of_one_worker() {
     let options = Simulation { rows_per_file: Some(1024), ..simulation(3500) };
     simulate(&options, &place("one")).expect("the options are valid");
     let first = PieceFolders { earlier: BTreeMap::new(), others: place("first") };
-    let rows = simulate_pieces(&options, &first, (1, 3)).expect("the options are valid");
+    let rows = simulate_pieces(&options, &first, &place("joined"), (1, 3)).expect("the options are valid");
     assert_eq!(rows, 1024);
     // A second attempt by fewer workers leaves out the piece of the first attempt.
     let second = PieceFolders { earlier: BTreeMap::from([(1, first.piece(1))]), others: place("second") };
-    let rows = [0, 1].map(|rank| simulate_pieces(&options, &second, (rank, 2)).expect("the options are valid"));
+    let rows = [0, 1]
+        .map(|rank| simulate_pieces(&options, &second, &place("joined"), (rank, 2)).expect("the options are valid"));
     assert_eq!(rows, [1024 + 428, 1024]);
     let joined = join_pieces(&options, &second, &place("joined")).expect("all pieces are there");
     assert_eq!((joined.rows, joined.files.len()), (3500, 4));
     assert!(bytes_of(&place("joined")) == bytes_of(&place("one")), "the bytes differ");
+
+    let fewer = Simulation { rows: Some(3400), ..options.clone() };
+    let error = join_pieces(&fewer, &second, &place("other")).expect_err("the last piece has too many rows");
+    assert!(error.to_string().contains("piece-00003") && !place("other").exists(), "{error}");
 
     let damaged = second.piece(2).join("part-00000.parquet");
     let mut bytes = std::fs::read(&damaged).expect("the file can be read");

@@ -274,8 +274,8 @@ impl Method {
 pub struct LocatedRows {
     /// Number of usable rows in the whole data set.
     pub of_rows: u64,
-    /// Changes if the data changes.
-    pub data_version: String,
+    /// [`EvalSummary::fingerprint`].
+    pub fingerprint: String,
     /// The located rows.
     pub rows: Vec<LocatedRow>,
 }

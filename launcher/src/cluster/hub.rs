@@ -268,6 +268,18 @@ impl Cluster {
         drop(state.links.remove(&node));
     }
 
+    /// Waits until another node was asked to stop.
+    pub(crate) async fn interrupted(&self) -> ExitCode {
+        let mut changes = self.shared.changes.subscribe();
+        loop {
+            changes.borrow_and_update();
+            if let Some(code) = self.shared.lock().interrupted {
+                return code;
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
     /// Sends a message to a node. The message is dropped if the node is lost.
     pub(crate) fn send(&self, node: u32, message: ToNode) {
         if let Some(link) = self.shared.lock().links.get(&node) {

@@ -80,7 +80,7 @@ pub(crate) enum ToNode {
         /// Whether the reason may vanish, so that the node should try again.
         is_temporary: bool,
     },
-    /// Read this file in the common folder, which is `checkpoint.dir`, and send its content.
+    /// Read this file in the common folder, and send its content.
     Prove {
         /// Name of the file.
         name: String,

@@ -71,8 +71,6 @@ pub(super) struct GangRun<'a> {
     is_disk_stuck: bool,
     /// Number of requests to stop.
     interrupts: u32,
-    /// Whether one of them was a signal to this process.
-    has_signal: bool,
     /// Nodes that have joined and are not in the gang.
     newcomers: BTreeSet<u32>,
 }
@@ -119,7 +117,6 @@ impl<'a> GangRun<'a> {
             disk: DiskWatch::new(),
             is_disk_stuck: false,
             interrupts: 0,
-            has_signal: false,
             newcomers: BTreeSet::new(),
         })
     }
@@ -177,7 +174,7 @@ impl<'a> GangRun<'a> {
                 accept_worker(stream, &self.own, &self.events);
                 None
             }
-            () = self.sources.signals.recv() => self.event_of_signal(),
+            () = self.sources.signals.recv() => Some(self.interrupt()),
             () = tokio::time::sleep(deadline) => Some(GangEvent::Tick),
             _ = self.ticks.tick() => Some(self.event_of_tick()),
         })
@@ -196,13 +193,6 @@ impl<'a> GangRun<'a> {
                 None
             }
         }
-    }
-
-    fn event_of_signal(&mut self) -> Option<GangEvent> {
-        let is_first = !std::mem::replace(&mut self.has_signal, true);
-        // A scheduler signals all nodes, so the request may have arrived through another node already.
-        let is_known = is_first && self.interrupts > 0;
-        (!is_known).then(|| self.interrupt())
     }
 
     fn event_of_tick(&mut self) -> GangEvent {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -66,6 +66,8 @@ pub struct NodeSettings {
     pub gather_limit: Duration,
     /// Time from a request to stop until this launcher gives up waiting for node 0.
     pub preempt_limit: Duration,
+    /// A folder that all nodes must share; `None` if the command writes nothing there.
+    pub common_folder: Option<PathBuf>,
 }
 
 /// How a connection to node 0 ended.
@@ -248,7 +250,7 @@ impl Node<'_> {
             }
             ToNode::Prove { name } => {
                 let name = Path::new(&name).file_name().unwrap_or_default().to_owned();
-                let path = Path::new(&self.settings.facts.config.checkpoint.dir).join(name);
+                let path = self.settings.common_folder.clone().unwrap_or_default().join(name);
                 // A thread that nobody waits for: the file may be on a file server that does not respond.
                 let outbox = workers.outbox.clone();
                 let read = move || outbox.send(FromNode::Proof(read_proof(&path)));

@@ -31,8 +31,10 @@ pub(super) struct Signals {
     user_signals: UnixSignal,
     /// The exit code that belongs to the first signal; `None` if no signal has arrived.
     pub(super) code: Option<ExitCode>,
-    /// When the last request to stop arrived.
+    /// When the last signal arrived that was not merged with the one before it.
     requested_at: Option<Instant>,
+    /// Whether a request to stop has arrived at another node.
+    is_noted: bool,
 }
 
 impl Drop for Signals {
@@ -51,6 +53,7 @@ impl Signals {
             user_signals: signal(SignalKind::user_defined1())?,
             code: None,
             requested_at: None,
+            is_noted: false,
         };
         // The handler stays installed when its receiver is dropped. So SIGHUP, which arrives when the terminal closes,
         // does not end the launcher. Workers do not inherit the handler, but block SIGHUP themselves.
@@ -68,8 +71,12 @@ impl Signals {
                 _ = self.user_signals.recv() => ExitCode::Preempted,
             };
             self.code.get_or_insert(code);
-            if self.requested_at.is_none_or(|at| at.elapsed() >= SAME_REQUEST) {
-                self.requested_at = Some(Instant::now());
+            if self.requested_at.is_some_and(|at| at.elapsed() < SAME_REQUEST) {
+                continue;
+            }
+            let is_first = self.requested_at.replace(Instant::now()).is_none();
+            // A scheduler signals all nodes, so the first signal may be a request that another node has passed on.
+            if !(is_first && self.is_noted) {
                 return;
             }
         }
@@ -78,9 +85,9 @@ impl Signals {
     /// Records a request to stop that arrived at another node. Returns whether it is the first request. Schedulers signal
     /// all nodes.
     pub(super) fn note(&mut self, code: ExitCode) -> bool {
+        self.is_noted = true;
         let is_first = self.code.is_none();
         self.code.get_or_insert(code);
-        self.requested_at = Some(Instant::now());
         is_first
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::parent;
 use serde_json::Value;
 
 use super::doctor;
@@ -56,9 +57,11 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
     let seconds = Duration::from_secs_f64;
     let (silence_limit, gather_limit) =
         (seconds(config.supervise.node_timeout_s), seconds(config.supervise.rendezvous_timeout_s));
+    let common_folder = common_folder(verb, config);
     if parallel.node_rank > 0 {
         let preempt_limit = seconds(config.supervise.preempt_timeout_s);
-        let settings = NodeSettings { rendezvous, token, facts: own, silence_limit, gather_limit, preempt_limit };
+        let settings =
+            NodeSettings { rendezvous, token, facts: own, silence_limit, gather_limit, preempt_limit, common_folder };
         return run_node(&settings).map(Some);
     }
     let address = own_address(&rendezvous, gather_limit)?;
@@ -66,14 +69,12 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         "" => interface_of(address.ip()).unwrap_or_default(),
         named => named.to_owned(),
     };
-    let common_folder = matches!(verb, Verb::Train { .. } | Verb::Eval(_) | Verb::Doctor)
-        .then(|| PathBuf::from(&config.checkpoint.dir));
     let own = NodeFacts { interface, ..own };
     let nodes = parallel.nodes;
     let (nodes_needed, patience) = (parallel.nodes_needed(), seconds(config.supervise.node_patience_s));
     let is_survey = matches!(verb, Verb::Doctor);
     let (nodes_needed, patience) = match verb {
-        Verb::Train { .. } | Verb::Eval(_) | Verb::Predict(_) => (nodes_needed, patience),
+        Verb::Train { .. } | Verb::Eval(_) | Verb::Predict(_) | Verb::Shards(_) => (nodes_needed, patience),
         Verb::Doctor => (1, gather_limit),
         _ => (nodes, patience),
     };
@@ -114,6 +115,15 @@ fn name_on_nodes(verb: &Verb) -> Option<&'static str> {
         Verb::Doctor => Some("doctor"),
         Verb::Bench(BenchVerb::Collectives { .. }) => Some("bench collectives"),
         Verb::Shards(ShardsVerb::Simulate { .. }) => Some("shards simulate"),
+        _ => None,
+    }
+}
+
+/// The folder that all nodes must share: where the workers of all nodes write. `None` if there is none.
+fn common_folder(verb: &Verb, config: &RunConfig) -> Option<PathBuf> {
+    match verb {
+        Verb::Train { .. } | Verb::Eval(_) | Verb::Doctor => Some(PathBuf::from(&config.checkpoint.dir)),
+        Verb::Shards(ShardsVerb::Simulate { out, .. }) => Some(parent(out).to_owned()),
         _ => None,
     }
 }

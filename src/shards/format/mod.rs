@@ -29,7 +29,7 @@ pub use file_writer::WriterRows;
 pub use footer::Coordinates;
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
 pub use statistics::{MomentSums, Statistics};
-pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions};
+pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, check_target};
 
 pub(super) use careful::{BadValue, CarefulChunk};
 pub(super) use checks::{first_not_finite, is_within, outside};

@@ -138,13 +138,15 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Adds the files of another folder of shards, which must be on the same file system and have the same columns.
-    /// Embeddings of the folder must be added to [`Self::moments`]. No rows may have been pushed.
+    /// Adds the files of another folder of shards, as hard links if possible. Its columns must be those of this writer,
+    /// and its embeddings must be added to [`Self::moments`]. No rows may have been pushed.
     pub fn append(&mut self, folder: &Path, manifest: &Manifest) -> Result<(), ShardsError> {
         for file in &manifest.files {
             let name = file_name(self.files.len());
             let [from, to] = [folder.join(&file.name), self.partial.join(&name)];
-            fs::hard_link(&from, &to).map_err(|error| ShardsError::io(&from, error))?;
+            // Some file systems have no hard links.
+            let linked = fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop));
+            linked.map_err(|error| ShardsError::io(&from, error))?;
             self.files.push(ManifestFile { name, ..file.clone() });
         }
         self.rows += manifest.rows;
@@ -308,7 +310,7 @@ fn file_name(index: usize) -> String {
 
 /// Checks that `out` may be written: nothing exists at `out`, or `overwrite` is set and `out` is a folder of shards or
 /// an empty folder.
-fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
+pub fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
     let Ok(found) = fs::symlink_metadata(out) else { return Ok(()) };
     if !overwrite {
         return Err(ShardsError::Exists(out.to_owned()));

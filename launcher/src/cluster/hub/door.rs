@@ -269,7 +269,7 @@ async fn admit(
             let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
             return Ok(Err(NodeRefusal::of(reported!(
                 Config,
-                "node {node} ({host}) does not see the files of node 0 in {}: all nodes need the same checkpoint.dir",
+                "node {node} ({host}) does not see the files of node 0 in {}: this folder must be shared by all nodes",
                 folder.display()
             ))));
         }

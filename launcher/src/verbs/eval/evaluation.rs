@@ -222,7 +222,7 @@ impl Evaluation<'_> {
     fn locate(&mut self, data: &str, hybrid: HybridRequest, task: EvalTask) -> anyhow::Result<(Gather, EvalSummary)> {
         let mut gather = Gather::default();
         let summary = self.run(data, hybrid, task, &mut gather)?;
-        gather.check(summary.rows)?;
+        gather.check(summary.rows, &summary.fingerprint)?;
         Ok((gather, summary))
     }
 

@@ -74,8 +74,10 @@ impl Gather {
         self.rows.into_rows().map(one).collect()
     }
 
-    /// Fails unless `count` rows were received, and all of them have answers of the same methods.
-    pub(super) fn check(&self, count: u64) -> Result<(), LaunchError> {
+    /// Fails unless all `count` rows of the data with this fingerprint were received, and all of them have answers of the
+    /// same methods.
+    pub(super) fn check(&mut self, count: u64, fingerprint: &str) -> Result<(), LaunchError> {
+        self.rows.check_data(count, fingerprint.to_owned())?;
         let methods = |row: &LocatedRow| row.answers.iter().map(|(method, _)| *method).collect::<Vec<_>>();
         let first = self.rows().next().map(methods);
         let has_same_methods = self.rows().all(|row| Some(methods(row)) == first);
@@ -101,8 +103,8 @@ fn joined(parts: &[NearestKnown], km: impl Fn(&NearestKnown) -> Option<&[f32]>) 
 impl GangObserver for Gather {
     fn report(&mut self, message: ToLauncher) -> Result<(), LaunchError> {
         match message {
-            ToLauncher::Located(LocatedRows { of_rows, data_version, rows }) => {
-                self.rows.add(of_rows, data_version, rows.into_iter().map(|row| (row.index, row)))?;
+            ToLauncher::Located(LocatedRows { of_rows, fingerprint, rows }) => {
+                self.rows.add(of_rows, fingerprint, rows.into_iter().map(|row| (row.index, row)))?;
             }
             ToLauncher::Nearest(part) => self.nearest.push(part),
             ToLauncher::ReportPhoto(photo) => drop(self.photos.insert(photo.row.index, photo)),
@@ -148,7 +150,11 @@ impl GangObserver for GalleryProgress {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::protocol::RowDensity;
+    use std::path::PathBuf;
+
+    use locdiff_core::config::RunConfig;
+    use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
+    use locdiff_core::protocol::{HybridRequest, PredictedRow, RowDensity};
 
     use super::*;
 
@@ -167,20 +173,61 @@ mod tests {
         }
     }
 
-    fn gathered(indices: &[u64]) -> Gather {
+    fn gathered(of_rows: u64, indices: impl IntoIterator<Item = u64>) -> Gather {
         let mut gather = Gather::default();
-        let rows = indices.iter().map(|index| row(*index)).collect();
-        let located = LocatedRows { of_rows: 4, data_version: "v".into(), rows };
+        let rows = indices.into_iter().map(row).collect();
+        let located = LocatedRows { of_rows, fingerprint: "v".into(), rows };
         gather.report(ToLauncher::Located(located)).expect("no row comes twice");
         gather
     }
 
     #[test]
     fn rows_may_arrive_in_any_order() {
-        let gather = gathered(&[2, 3, 0, 1]);
-        gather.check(4).expect("all rows were received");
+        let mut gather = gathered(4, [2, 3, 0, 1]);
+        gather.check(4, "v").expect("all rows were received");
         assert_eq!(gather.rows().map(|row| row.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert!(gathered(&[0, 1, 3]).check(4).is_err());
-        assert!(gathered(&[0, 1, 2, 4]).check(4).is_err());
+        assert!(gathered(4, [0, 1, 3]).check(4, "v").is_err());
+        assert!(gathered(4, [0, 1, 2, 4]).check(4, "v").is_err());
+    }
+
+    #[test]
+    fn summary_of_other_data_is_refused() {
+        let error = gathered(4, 0..4).check(4, "w").expect_err("the data has changed");
+        assert_eq!(error.exit_code(), ExitCode::DataChanged);
+    }
+
+    #[test]
+    fn piece_without_its_report_photo_is_located_again() {
+        let (count, mut gather) = (600, gathered(600, 0..600));
+        let mut job = EvalJob {
+            config: RunConfig::default(),
+            checkpoint: PathBuf::new(),
+            checkpoint_xxh3: String::new(),
+            data: String::new(),
+            hybrid: HybridRequest::No,
+            task: EvalTask::Evaluate { temperature: None, report_photos: 3 },
+            done: Vec::new(),
+        };
+        let photo = |index: u64| {
+            let LocatedRow { id, truth, sample, density, .. } = row(index);
+            let (alternatives, samples, truth) = (Vec::new(), Vec::new(), Some(truth));
+            let row = PredictedRow {
+                index,
+                id,
+                answer: sample,
+                spread_km: 0.0,
+                weight: 1.0,
+                alternatives,
+                samples,
+                truth,
+                density,
+            };
+            ToLauncher::ReportPhoto(ReportPhoto { row, steps: Vec::new() })
+        };
+        let shown: Vec<u64> = spread(count as usize, 3).map(|row| row as u64).collect();
+        shown[1..].iter().for_each(|index| gather.report(photo(*index)).expect("a photo is kept"));
+        gather.begin(&mut job).expect("the rows are in memory");
+        assert_eq!(job.done, [0, 1, 2].into_iter().filter(|piece| *piece != shown[0] / 256).collect::<Vec<u64>>());
+        assert!(gather.rows().len() < count as usize);
     }
 }

@@ -33,7 +33,8 @@ pub(super) fn run(
     // The folders are deleted when the command ends. Each attempt has its own, so that a worker of an earlier attempt
     // that still runs on a lost node cannot disturb this one.
     let mut attempts: Vec<TempDir> = Vec::new();
-    let folders = try_again(&mut Supervisor::new()?, &config.supervise, |supervisor| {
+    let mut supervisor = Supervisor::new()?;
+    let folders = try_again(&mut supervisor, &config.supervise, |supervisor| {
         let world = supervisor.gather(&world)?.with_all_cores();
         let earlier = complete_pieces(out, &attempts)?;
         if !earlier.is_empty() {
@@ -46,7 +47,10 @@ pub(super) fn run(
         supervisor.run::<PiecesSimulated>(config, &world, job, 0, &mut Echo)?;
         Ok(folders)
     })?;
-    let made: ShardsMade = run_repeatable(&resolved, &one_worker, &job(SimulationStep::Join(folders)))?.first()?;
+    let made = try_again(&mut supervisor, &config.supervise, |supervisor| {
+        let job = job(SimulationStep::Join(folders.clone()));
+        supervisor.run::<ShardsMade>(config, &one_worker, job, 0, &mut Echo)?.first()
+    })?;
     let seconds = began.elapsed().as_secs_f64();
     Ok(ShardsMade { seconds, rows_per_s: made.rows as f64 / seconds, ..made })
 }

@@ -13,7 +13,7 @@ use crate::terminal::Display;
 #[derive(Debug)]
 pub(in crate::verbs::eval) struct KeptRows<Row> {
     rows: BTreeMap<u64, Row>,
-    /// The number of all rows and the version of the data; `None` before the first message.
+    /// The number of all rows and what identifies the data; `None` before the first message.
     data: Option<(u64, String)>,
     /// Shows how many rows have been located.
     display: Display,
@@ -26,24 +26,30 @@ impl<Row> Default for KeptRows<Row> {
 }
 
 impl<Row> KeptRows<Row> {
-    /// Adds rows of a message, with their indices. Fails if the data has changed since the first message, or if a row is
-    /// there already.
+    /// Adds rows of a message, with their indices. `data` identifies the data. Fails if the data has changed since the
+    /// first message, or if a row is there already.
     pub(in crate::verbs::eval) fn add(
         &mut self,
         of_rows: u64,
-        data_version: String,
+        data: String,
         rows: impl IntoIterator<Item = (u64, Row)>,
     ) -> Result<(), LaunchError> {
-        let data = (of_rows, data_version);
-        if self.data.get_or_insert_with(|| data.clone()) != &data {
-            refuse!(DataChanged, "the data has changed while its photos were located; repeat the command");
-        }
+        self.check_data(of_rows, data)?;
         for (index, row) in rows {
             if self.rows.insert(index, row).is_some() {
                 return Err(reported!(WorkerFailed, "row {index} was received twice: this is a bug"));
             }
         }
         self.display.count("photos located", self.rows.len() as u64, of_rows);
+        Ok(())
+    }
+
+    /// Fails if the data is not that of the first message.
+    pub(in crate::verbs::eval) fn check_data(&mut self, of_rows: u64, data: String) -> Result<(), LaunchError> {
+        let data = (of_rows, data);
+        if self.data.get_or_insert_with(|| data.clone()) != &data {
+            refuse!(DataChanged, "the data has changed while its photos were located; repeat the command");
+        }
         Ok(())
     }
 
