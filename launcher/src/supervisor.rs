@@ -1,5 +1,5 @@
 //! Runs the processes and sockets of a gang (the workers of one attempt). The supervisor spawns the workers, passes
-//! events to the [`Coordinator`], and carries out the coordinator's actions until all workers have ended.
+//! events to the coordinator, and carries out the coordinator's actions until all workers have ended.
 //!
 //! No worker outlives the launcher. The supervisor waits until all workers have ended, and kills workers that do not
 //! end in time. If the supervisor itself fails, dropping it kills the workers. Each worker also asks the kernel to kill
