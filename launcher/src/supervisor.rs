@@ -28,7 +28,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, FailureKind};
-use locdiff_core::protocol::{Hello, Job, JobResult, Meeting, ToWorker, TypedResult};
+use locdiff_core::protocol::{Job, JobResult, Meeting, ToWorker, TypedResult};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
@@ -40,6 +40,7 @@ use crate::pulses::PhaseLimits;
 use crate::rendezvous::NodeWorkers;
 
 pub use faults::{Injection, RandomFaults, parse as parse_fault};
+pub use gang_run::GangResult;
 pub use logs::CappedLog;
 pub use node::{NodeSettings, run_node};
 pub use observer::{Echo, GangObserver, Silence};
@@ -51,30 +52,11 @@ use signals::Signals;
 pub use signals::hold_signals;
 use workers::Gang;
 
-/// Capacity of the queue of lines and messages from the workers.
-const NOTICES_MAX: usize = 1024;
-
 /// Name of the thread that computes while the main thread waits for signals.
 const COMPUTING_THREAD: &str = "computing";
 
 /// Name of the observer's thread.
 const OBSERVING_THREAD: &str = "observing";
-
-/// The results of a gang that succeeded.
-#[derive(Debug)]
-pub struct GangResult<T> {
-    /// The first message (hello) of each rank.
-    pub hellos: Vec<Hello>,
-    /// The result of each rank.
-    pub results: Vec<T>,
-}
-
-impl<T> GangResult<T> {
-    /// The result of rank 0.
-    pub fn first(self) -> anyhow::Result<T> {
-        self.results.into_iter().next().context("a gang has no workers: this is a bug")
-    }
-}
 
 /// Runs gangs one after another on this thread. A signal that arrives between two gangs is not lost: it interrupts the
 /// next gang.

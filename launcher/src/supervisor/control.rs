@@ -13,6 +13,9 @@ use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::coordinator::GangEvent;
 
+/// Capacity of the queue of lines and messages from the workers.
+pub(super) const NOTICES_MAX: usize = 1024;
+
 /// Largest length of a line of a worker's output, bytes. Longer lines are split.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 

@@ -6,7 +6,7 @@ use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Failure, WorkerSlot};
 use tokio::sync::mpsc;
 
-use super::NOTICES_MAX;
+use super::control::NOTICES_MAX;
 use super::observer::Observations;
 use super::workers::{RemoteNode, WorkerHandle};
 use crate::cluster::{Cluster, FromCluster, FromNode, NodeLoss, ToNode, WorkerEvent};

@@ -9,12 +9,12 @@ use anyhow::Context as _;
 use locdiff_core::cgroup;
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::protocol::{
-    Failure, Job, JobResult, MEMORY_EVENTS_VARIABLE, Meeting, ToLauncher, ToWorker, WorkerSlot,
+    Failure, Hello, Job, JobResult, MEMORY_EVENTS_VARIABLE, Meeting, ToLauncher, ToWorker, WorkerSlot,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::control::{Notice, accept_worker};
+use super::control::{NOTICES_MAX, Notice, accept_worker};
 use super::faults::RandomFaults;
 use super::gang_nodes::{GangNodes, NodeNews, handle_node};
 use super::observer::{DiskWatch, Observations};
@@ -22,11 +22,26 @@ use super::orphans;
 use super::runtime_folder::ControlSocket;
 use super::signals::Signals;
 use super::workers::{Gang, OUTPUT_GRACE, Seat, SpawnSettings, WorkerHandle, kill_running, spawn};
-use super::{GangResult, NOTICES_MAX};
 use crate::cluster::WorkerSignal;
 use crate::coordinator::{Action, Cause, Coordinator, GangEvent, Outcome};
 use crate::pulses::{StuckWorker, TICK};
 use crate::report::{self, EndedWorker};
+
+/// The results of a gang that succeeded.
+#[derive(Debug)]
+pub struct GangResult<T> {
+    /// The first message (hello) of each rank.
+    pub hellos: Vec<Hello>,
+    /// The result of each rank.
+    pub results: Vec<T>,
+}
+
+impl<T> GangResult<T> {
+    /// The result of rank 0.
+    pub fn first(self) -> anyhow::Result<T> {
+        self.results.into_iter().next().context("a gang has no workers: this is a bug")
+    }
+}
 
 /// How a gang ended.
 pub(super) struct Ended {

@@ -21,13 +21,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
-use super::control::{Notice, accept_worker};
+use super::control::{NOTICES_MAX, Notice, accept_worker};
 use super::gang_run::oom_kills;
+use super::orphans;
 use super::program::worker_path;
 use super::runtime_folder::ControlSocket;
 use super::signals::Signals;
 use super::workers::{Seat, SpawnSettings, WorkerHandle, kill_running, spawn};
-use super::{NOTICES_MAX, orphans};
 use crate::cluster::{
     ALIVE_EVERY, FromNode, NodeFacts, Receiver, Sender, ToNode, Token, WorkerEvent, WorkerSignal, interface_of,
     open_channel,

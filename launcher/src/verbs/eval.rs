@@ -43,7 +43,8 @@ use crate::output::Output;
 use crate::supervisor::{Supervisor, hold_signals};
 
 pub(super) use evaluation::{Evaluation, after_training};
-pub(super) use locator::{LocatingGang, RowCollector, prepared_job};
+pub(super) use gather::RowCollector;
+pub(super) use locator::{LocatingGang, prepared_job};
 pub(super) use model::{ModelFile, ModelSource, head_xxh3};
 pub(super) use target::{ChosenModel, choose, find_model};
 

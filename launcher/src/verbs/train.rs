@@ -36,10 +36,7 @@ use crate::supervisor::{Injection, Supervisor, hold_signals, parse_fault};
 use ending::next_commands;
 use held_run::HeldRun;
 
-pub(super) use record::quoted;
-
-/// Begins the line of an error that names the command with which the run is resumed.
-pub(super) const RESUME_HINT: &str = "  resume with: ";
+pub(super) use record::{RESUME_HINT, quoted};
 
 /// Runs `train`.
 pub(super) fn run(inject: &[String], is_new: bool, global: &Global, output: Output) -> anyhow::Result<Value> {

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use locdiff_core::exit_code::{ExitCode, HasExitCode as _};
+use locdiff_core::exit_code::ExitCode;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-use super::Hub;
+use super::state::{Hub, NodeRefusal};
 use crate::cluster::agreement;
 use crate::cluster::channel::{Receiver, Sender, accept};
 use crate::cluster::messages::{ALIVE_EVERY, FromNode, NodeFacts, NodeHello, ToNode};
@@ -43,22 +43,6 @@ const WAIT_AFTER_REJECTIONS: Duration = Duration::from_millis(5);
 
 /// How often rejected connections are reported.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
-
-/// Why a node may not take part.
-pub(super) struct NodeRefusal {
-    pub(super) exit_code: ExitCode,
-    pub(super) reason: String,
-    pub(super) is_temporary: bool,
-    /// Whether the whole command cannot succeed either.
-    pub(super) of_run: bool,
-}
-
-impl NodeRefusal {
-    fn of(error: LaunchError) -> Self {
-        let (exit_code, reason) = (error.exit_code(), error.to_string());
-        Self { exit_code, reason, is_temporary: false, of_run: true }
-    }
-}
 
 impl Hub {
     /// Whether the node may take part.

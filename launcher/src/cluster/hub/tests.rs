@@ -1,6 +1,7 @@
 //! Tests of node 0's listener with many nodes, and with peers that send nonsense.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::protocol::WorkerSlot;
@@ -10,6 +11,7 @@ use tokio::net::TcpStream;
 use super::door::REJECTIONS_PER_SECOND;
 use super::*;
 use crate::cluster::messages::ALIVE_EVERY;
+use crate::cluster::token::Token;
 use crate::cluster::{agreement, open_channel};
 
 fn token() -> Token {

@@ -7,7 +7,7 @@ use locdiff_core::protocol::{EvalJob, EvalTask, HybridRequest, PredictedRow, Pre
 use serde_json::{Value, json};
 
 use super::evaluation::Evaluation;
-use super::locator::{KeptRows, RowCollector};
+use super::gather::{KeptRows, RowCollector};
 use super::model::ModelFile;
 use super::radii::{SavedCalibration, settings};
 use crate::error::{LaunchError, reported};

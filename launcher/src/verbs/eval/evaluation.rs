@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::calibrated;
 use super::files::{CALIBRATION_PLOT, DISTANCE_PLOT, EvalFolder, TunedSetting};
-use super::gather::Gather;
-use super::locator::{LocatingGang, RowCollector};
+use super::gather::{Gather, RowCollector};
+use super::locator::LocatingGang;
 use super::model::{ModelFile, ModelSource};
 use super::published;
 use super::radii;

@@ -1,5 +1,7 @@
 //! Collects the located rows from the workers, and puts the rows in the order of the data.
 
+mod kept_rows;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -11,11 +13,21 @@ use locdiff_core::protocol::{
     EvalJob, EvalTask, LocatedRow, LocatedRows, Method, NearestKnown, ReportPhoto, ToLauncher, TuningErrors,
 };
 
-use super::locator::{KeptRows, RowCollector};
 use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::supervisor::GangObserver;
 use crate::terminal::Display;
+
+pub(super) use kept_rows::KeptRows;
+
+/// Collects the rows that workers locate.
+pub(in crate::verbs) trait RowCollector: GangObserver {
+    /// Begins an attempt. Writes the pieces that earlier attempts have completed to the job.
+    fn begin(&mut self, job: &mut EvalJob) -> Result<(), LaunchError>;
+
+    /// Ends an attempt, which may have failed.
+    fn end(&mut self);
+}
 
 /// The rows located so far.
 #[derive(Debug, Default)]

@@ -1,31 +1,18 @@
 //! Lets workers locate the photos of a data set with a model.
 
-mod kept_rows;
-
 use std::path::Path;
 
 use locdiff_core::config::{DecodeAnchors, RetrievalHead, RunConfig, TrainMethod};
 use locdiff_core::protocol::{EvalJob, EvalSummary, EvalTask, GalleryEmbedded, HybridRequest, Job};
 
-use super::gather::GalleryProgress;
+use super::gather::{GalleryProgress, RowCollector};
 use super::model::{ModelFile, head_model};
 use crate::error::LaunchError;
 use crate::rendezvous::{NodeWorkers, cores};
-use crate::supervisor::{GangObserver, Supervisor};
+use crate::supervisor::Supervisor;
 use crate::terminal::Display;
 use crate::verbs::paths::require_file;
 use crate::verbs::restarts::try_again;
-
-pub(super) use kept_rows::KeptRows;
-
-/// Collects the rows that workers locate.
-pub(in crate::verbs) trait RowCollector: GangObserver {
-    /// Begins an attempt. Writes the pieces that earlier attempts have completed to the job.
-    fn begin(&mut self, job: &mut EvalJob) -> Result<(), LaunchError>;
-
-    /// Ends an attempt, which may have failed.
-    fn end(&mut self);
-}
 
 /// The workers and their model.
 pub(in crate::verbs) struct LocatingGang<'a> {

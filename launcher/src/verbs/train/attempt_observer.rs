@@ -9,7 +9,6 @@ use locdiff_core::pulse::Beat;
 use serde_json::json;
 
 use super::forecast::Forecast;
-use super::held_run::warn_on_error;
 use crate::error::LaunchError;
 use crate::run_folder::{Commit, RunFolder, StatusKeeper};
 use crate::supervisor::{CappedLog, GangObserver};
@@ -134,4 +133,11 @@ fn flip_byte(checkpoint: &Path) -> Result<(), LaunchError> {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&path, bytes).map_err(fail)
+}
+
+/// Logs a failed write as a warning.
+pub(super) fn warn_on_error(written: Result<(), LaunchError>) {
+    if let Err(error) = written {
+        tracing::warn!("cannot write to the run folder: {error}");
+    }
 }

@@ -8,10 +8,9 @@ use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode as _};
 use locdiff_core::protocol::{InjectedFault, Job, TimeBefore, TrainJob, TrainSummary};
 use serde_json::{Value, json};
 
-use super::RESUME_HINT;
-use super::attempt_observer::AttemptObserver;
+use super::attempt_observer::{AttemptObserver, warn_on_error};
 use super::ending::next_commands;
-use super::record::{failure_record, first_cause, resume_command};
+use super::record::{RESUME_HINT, failure_record, first_cause, resume_command};
 use crate::error::{LaunchError, exit_code_of};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
@@ -293,13 +292,6 @@ fn end_state(code: ExitCode) -> RunState {
 fn is_refusal(code: ExitCode) -> bool {
     use ExitCode::{BadData, Config, Corrupt, Device, NoData, WorkerIncompatible, WorkerMissing};
     matches!(code, BadData | Config | Corrupt | Device | NoData | WorkerIncompatible | WorkerMissing)
-}
-
-/// Logs a failed write as a warning.
-pub(super) fn warn_on_error(written: Result<(), LaunchError>) {
-    if let Err(error) = written {
-        tracing::warn!("cannot write to the run folder: {error}");
-    }
 }
 
 /// The checkpoint to take the initial weights from. `None` if `train.init_from` is empty.

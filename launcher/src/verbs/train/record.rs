@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 use crate::error::{LaunchError, exit_code_of};
 use crate::verbs::restarts::FailedAttempt;
 
+/// Begins the line of an error that names the command with which the run is resumed.
+pub(in crate::verbs) const RESUME_HINT: &str = "  resume with: ";
+
 /// The root cause of a failure, in one line.
 pub(super) fn first_cause(error: &anyhow::Error) -> String {
     let gang = error.downcast_ref::<LaunchError>().and_then(LaunchError::gang);
