@@ -19,13 +19,15 @@ import sys
 import time
 from pathlib import Path
 
-STEPS, EVERY = 600, 100
+STEPS, EVERY = {"cuda": 600, "cpu": 120}, {"cuda": 100, "cpu": 20}
 
 
 class Experiment:
     def __init__(self, arguments):
         self.launcher, self.out, self.device = arguments.launcher, arguments.out, arguments.device
-        self.out.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir(parents=True)
+        self.steps, self.every = STEPS[self.device], EVERY[self.device]
         self.result, self.launchers = {}, []
 
     def command(self, *words):
@@ -48,7 +50,7 @@ class Experiment:
 
     def train(self, run):
         small = [] if self.device == "cuda" else ["--set", "model.degree=7", "--set", "train.global_batch=64"]
-        values = {"shards.train": "shards/nodes", "train.steps": STEPS, "checkpoint.every": EVERY, "loss.kl_weight": 0, "train.log_every": 1}
+        values = {"shards.train": "shards/nodes", "train.steps": self.steps, "checkpoint.every": self.every, "loss.kl_weight": 0, "train.log_every": 1, "train.threads": 1}
         values = [word for name, value in values.items() for word in ("--set", "%s=%s" % (name, value))]
         return ["--config", "l23", *small, *values, "--set", "supervise.node_timeout_s=3", "--run", run, "train"]
 
@@ -79,7 +81,7 @@ class Experiment:
 
         begin, line = time.monotonic(), ["--workers", 1, *self.train("two")]
         nodes = [self.start(node, "two-nodes-%d" % node, *line) for node in (0, 1)]
-        while not list(Path("checkpoints/two").glob("step-%08d" % (2 * EVERY))):
+        while not list(Path("checkpoints/two").glob("step-%08d" % (2 * self.every))):
             if any(node.poll() is not None for node in nodes) or time.monotonic() - begin > 200:
                 sys.exit("no checkpoint after %.0f s" % (time.monotonic() - begin))
             time.sleep(0.02)
