@@ -327,6 +327,31 @@ fn tuning_does_not_trade_one_scale_for_another() {
     assert_eq!((choice.rows, choice.folds), (1200, 5));
 }
 
+/// The first setting has the higher mean accuracy, but is only level with retrieval within 25 km. The second setting is
+/// ahead of it at both distances.
+#[test]
+fn tuning_prefers_a_setting_that_is_ahead_at_every_distance() {
+    let places = uniform_points(6, 0, 0, 1000).expect("the counters are in range");
+    let rows: Vec<TuneRow> = places
+        .iter()
+        .enumerate()
+        .map(|(at, place)| {
+            let km = |near: usize, far: usize| {
+                if at < near {
+                    1.0
+                } else if at < far {
+                    100.0
+                } else {
+                    9000.0
+                }
+            };
+            row(*place, 9000.0, km(500, 500), &[km(500, 540), km(504, 526)])
+        })
+        .collect();
+    let choice = choose(&two_settings(), &rows, &[25.0, 200.0], 5).expect("the rows are valid");
+    assert_eq!(choice.setting.radius_km, 20.0, "{choice:?}");
+}
+
 #[test]
 fn tuning_chooses_a_consensus_and_compares_locdiff_h_with_it() {
     // With the fourth setting, retrieval with consensus is within 25 km for half of the photos. The first setting has the
