@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use locdiff_core::config::{self, Layer, Resolved, RetrievalHead, RunConfig};
-use locdiff_core::protocol::SimulatedWorld;
+use locdiff_core::protocol::{CellPart, SimulatedWorld};
 use locdiff_core::tables::PartShare;
 use serde_json::{Value, json};
 
@@ -19,20 +19,23 @@ use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::newest_whole;
 
-/// Folder of the tables that list the training, validation and test places. Demos that simulated world 1 had another
-/// folder, so their photos are refused.
-const PLACES: &str = "shards/demo/places-of-world-2";
+/// Folder of the tables that list the training, validation and test places. Demos of earlier versions, which simulated
+/// photos at other places or in world 1, had another folder, so their photos are refused.
+const PLACES: &str = "shards/demo/places-thinned";
 /// Places in the same cell are in the same part. Cells are about 11 km wide and high.
 const CELL_DEGREES: f64 = 0.1;
 /// The parts of the places, with their shares.
-const PARTS: [(&str, f64); 3] = [("train", 0.92), ("validation", 0.04), ("test", 0.04)];
+const PARTS: [(&str, f64); 3] = [("train", 0.9), ("validation", 0.05), ("test", 0.05)];
+/// Validation and test photos are at one place of each occupied cell of this height. Otherwise, a few city centres with
+/// hundreds of places would decide the accuracy within 1 km.
+const THINNING_DEGREES: f64 = 0.02;
 /// Number of training photos. With this many photos, the model does not overfit during the short training of the demo.
 const TRAIN_ROWS: u64 = 60_000;
 /// Number of validation photos, for the evaluations during training and for tuning LocDiff-H. Tuning takes 50 ms for
 /// each photo.
-const VALIDATION_ROWS: u64 = 800;
+const VALIDATION_ROWS: u64 = 900;
 /// Number of test photos, for the evaluation after training. With fewer photos, chance decides small differences.
-const TEST_ROWS: u64 = 2000;
+const TEST_ROWS: u64 = 1500;
 /// Number of views of each validation and test photo. It equals the default of `eval.samples`, so each sample uses a
 /// different view.
 const VIEWS: u32 = 16;
@@ -71,7 +74,8 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             refuse!(
                 Exists,
                 "{old} exists, but lists of the demo's places are missing in {PLACES}, so another version may have \
-                 simulated the photos; delete shards/demo"
+                 simulated the photos; delete shards/demo and {}",
+                Path::new(&config.checkpoint.dir).join(HEAD_RUN).display()
             );
         }
         output.print("dividing the places of GeoCLIP's gallery into training, validation and test places ...");
@@ -87,11 +91,11 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         shards::run(&verb, global, output)?;
     }
     let sets = [
-        (&config.shards.train, TRAIN_ROWS, 1, 1),
-        (&config.shards.validation, VALIDATION_ROWS, 2, VIEWS),
-        (&config.shards.test, TEST_ROWS, 3, VIEWS),
+        (&config.shards.train, TRAIN_ROWS, 1, 1, None),
+        (&config.shards.validation, VALIDATION_ROWS, 2, VIEWS, Some(THINNING_DEGREES)),
+        (&config.shards.test, TEST_ROWS, 3, VIEWS, Some(THINNING_DEGREES)),
     ];
-    for ((out, rows, seed, views), table) in sets.into_iter().zip(tables) {
+    for ((out, rows, seed, views, cells), table) in sets.into_iter().zip(tables) {
         if Path::new(out).exists() {
             output.print(&format!("{out} already exists"));
             continue;
@@ -104,9 +108,9 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             out: out.into(),
             views,
             coordinates: Some(table),
-            cells: None,
+            cells,
             held_out: 0.0,
-            part: None,
+            part: cells.map(|_| CellPart::Thinned),
             rows_per_file: None,
             overwrite: false,
         };
