@@ -264,22 +264,32 @@ mod tests {
         });
     }
 
+    /// A client that has shaken hands: its socket, what it sent first, its sealed message 1, and the receiver of the server.
+    async fn sealed_message(
+        listener: &TcpListener,
+        own: &Token,
+        seen: &SeenHandshakes,
+    ) -> (TcpStream, [u8; HANDSHAKE_BYTES], Vec<u8>, Receiver<OwnedReadHalf>) {
+        let mut first = [0; HANDSHAKE_BYTES];
+        let mut handshake = builder(own).expect("valid").build_initiator().expect("valid");
+        handshake.write_message(&[], &mut first).expect("the message has room");
+        let (mut client, server) = connect(listener).await;
+        client.write_all(&first).await.expect("the kernel takes the bytes");
+        let (_, from_client) = accept(server, own, seen).await.expect("the token is right");
+        let mut answer = [0; HANDSHAKE_BYTES];
+        client.read_exact(&mut answer).await.expect("the server answers");
+        handshake.read_message(&answer, &mut []).expect("the token is right");
+        let mut wire = Vec::new();
+        let (mut to_server, _) = halves(handshake, (), &mut wire).expect("the handshake is complete");
+        to_server.send(&1).await.expect("a Vec takes all bytes");
+        (client, first, wire, from_client)
+    }
+
     #[test]
-    fn recorded_handshake_is_not_answered_and_changed_or_repeated_pieces_end_the_connection() {
+    fn recorded_handshake_is_not_answered_and_repeated_pieces_end_the_connection() {
         with_listener(async |listener| {
             let (own, seen) = (token(), SeenHandshakes::default());
-            let mut first = [0; HANDSHAKE_BYTES];
-            let mut handshake = builder(&own).expect("valid").build_initiator().expect("valid");
-            handshake.write_message(&[], &mut first).expect("the message has room");
-            let (mut client, server) = connect(&listener).await;
-            client.write_all(&first).await.expect("the kernel takes the bytes");
-            let (_to_client, mut from_client) = accept(server, &own, &seen).await.expect("the token is right");
-            let mut answer = [0; HANDSHAKE_BYTES];
-            client.read_exact(&mut answer).await.expect("the server answers");
-            handshake.read_message(&answer, &mut []).expect("the token is right");
-            let mut wire = Vec::new();
-            let (mut to_server, _) = halves(handshake, (), &mut wire).expect("the handshake is complete");
-            to_server.send(&1).await.expect("a Vec takes all bytes");
+            let (mut client, first, wire, mut from_client) = sealed_message(&listener, &own, &seen).await;
             client.write_all(&wire).await.expect("the kernel takes the bytes");
             assert_eq!(from_client.receive::<u32>().await.expect("the piece is whole"), Some(1));
             client.write_all(&wire).await.expect("the kernel takes the bytes");
@@ -291,6 +301,30 @@ mod tests {
             let mut answer = Vec::new();
             client.read_to_end(&mut answer).await.expect("the connection is closed");
             assert!(answer.is_empty(), "a recorded handshake got {} bytes", answer.len());
+        });
+    }
+
+    #[test]
+    fn truncated_and_changed_messages_are_not_received() {
+        with_listener(async |listener| {
+            let (own, seen) = (token(), SeenHandshakes::default());
+            for at in 0.. {
+                let (mut client, _, mut wire, mut from_client) = sealed_message(&listener, &own, &seen).await;
+                if at == wire.len() {
+                    break;
+                }
+                wire[at] ^= 1;
+                client.write_all(&wire).await.expect("the kernel takes the bytes");
+                client.shutdown().await.expect("the connection is open");
+                assert!(from_client.receive::<u32>().await.is_err(), "byte {at} was changed");
+                if at > 0 {
+                    let (mut client, _, wire, mut from_client) = sealed_message(&listener, &own, &seen).await;
+                    client.write_all(&wire[..at]).await.expect("the kernel takes the bytes");
+                    client.shutdown().await.expect("the connection is open");
+                    let received = from_client.receive::<u32>().await;
+                    assert!(!matches!(received, Ok(Some(_))), "a message of {at} bytes was received");
+                }
+            }
         });
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of training on several nodes, which are launchers on this machine.
 
-use std::process::Child;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
@@ -40,18 +41,23 @@ fn lost_nodes_come_back_and_change_no_number() {
     let nodes = Nodes::new(&stage, "2");
     nodes.run_all(&format!("{settings} --run whole train"), ExitCode::Success);
 
-    // The launcher of node 1 is killed, and its workers with it. A spare takes its place.
+    // A spare for node 1 is refused as long as node 1 is there. The launcher of node 1 is killed, and its workers with it.
+    // Then the spare takes its place.
     let line = format!("{settings} --run spare train");
     let mut launchers = nodes.start_all(&line);
     has_made(&stage, "spare", 6);
+    let spare = nodes.start(1, "spare", &line);
+    let reason = format!("node 1 is running: it is the process {} on", launchers[1].id());
+    eventually("the spare is refused", || nodes.log("spare").contains(&reason));
     let workers = workers_of(launchers[1].id());
     assert_eq!(workers.len(), 2);
     signal(launchers[1].id(), Signal::SIGKILL);
     wait(&mut launchers[1]);
     eventually("the workers of a killed launcher end", || workers.iter().all(|pid| !is_alive(*pid)));
     eventually("node 0 notices the loss", || nodes.log("node-0").contains("node 1 ("));
-    launchers[1] = nodes.start(1, "node-1", &line);
+    launchers[1] = spare;
     nodes.end(&mut launchers, ExitCode::Success);
+    assert!(nodes.log("spare").contains("has joined node 0"), "{}", nodes.log("spare"));
     assert_eq!(trace(&stage, "spare"), trace(&stage, "whole"));
     assert_eq!(tensors(&run_dir(&stage, "spare")), tensors(&run_dir(&stage, "whole")));
 
@@ -98,6 +104,11 @@ fn training_goes_on_with_fewer_nodes_and_grows_back() {
     eventually("training goes on with two nodes", || workers_of_attempts(&stage, "grown") == [6, 4]);
     let made = events(&stage, "grown", "progress").len();
     has_made(&stage, "grown", made + 3);
+    let status = stage.run("--run grown status");
+    // The line of the last failure names node 2.
+    let workers = status.stdout.split("last failure").next().unwrap_or_default();
+    let shown = [0, 1, 2].map(|node| workers.contains(&format!("node {node} (")));
+    assert_eq!(shown, [true, true, false], "{}", status.stdout);
     // A launcher that does not belong here is refused, and training goes on.
     let other = line.replace("train.learning_rate=5e-4", "train.learning_rate=1e-3");
     let refused = wait(&mut nodes.start(2, "node-2", &other));
@@ -209,6 +220,84 @@ fn token_is_required_private_and_long() {
     stage.run(&format!("{line} --token-file short")).exits_with(ExitCode::Usage).stderr_has("at least 43");
     let ran = stage.command(line).env("LOCDIFF_TOKEN", "secret").output().expect("the launcher can be started");
     Ran::from(ran).exits_with(ExitCode::Usage).stderr_has("LOCDIFF_TOKEN");
+}
+
+/// Whether a file has these bytes somewhere. A file that has just disappeared has none.
+fn has_bytes(path: &Path, wanted: &[u8]) -> bool {
+    std::fs::read(path).is_ok_and(|bytes| bytes.windows(wanted.len()).any(|window| window == wanted))
+}
+
+#[test]
+fn token_is_in_no_argument_environment_of_a_worker_log_or_file_of_the_run() {
+    let stage = stage();
+    let nodes = Nodes::new(&stage, "2");
+    let token = std::fs::read_to_string(stage.path().join("token")).expect("it was written");
+    let line = format!("{BASE} --workers 1 --set train.steps=4000 --run secret train");
+    // Node 1 gets the token in its environment.
+    let mut by_variable = stage.command(&format!(
+        "--nnodes 2 --node-rank 1 --rendezvous 127.0.0.1:{} --set supervise.node_timeout_s=3 {line}",
+        nodes.port
+    ));
+    let log = std::fs::File::create(stage.path().join("node-1.log")).expect("the test folder is writable");
+    by_variable.env("LOCDIFF_TOKEN", token.trim()).stdout(Stdio::null()).stderr(log);
+    let mut launchers = [nodes.start(0, "node-0", &line), by_variable.spawn().expect("the launcher can be started")];
+    has_made(&stage, "secret", 3);
+    for launcher in &launchers {
+        let workers = workers_of(launcher.id());
+        assert_eq!(workers.len(), 1);
+        let processes = workers.iter().map(|pid| ("cmdline", *pid)).chain([("cmdline", launcher.id())]);
+        for (file, pid) in processes.chain(workers.iter().map(|pid| ("environ", *pid))) {
+            let path = format!("/proc/{pid}/{file}");
+            assert!(!std::fs::read(&path).expect("the process runs").is_empty());
+            assert!(!has_bytes(Path::new(&path), token.trim().as_bytes()), "{path} has the token");
+        }
+    }
+    signal(launchers[1].id(), Signal::SIGTERM);
+    nodes.end(&mut launchers, ExitCode::Preempted);
+    let mut folders = vec![stage.path().to_owned()];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("the folder exists").flatten() {
+            let kind = entry.file_type().expect("the file exists");
+            if kind.is_dir() {
+                folders.push(entry.path());
+            } else if kind.is_file() && entry.file_name() != "token" {
+                files += 1;
+                assert!(!has_bytes(&entry.path(), token.trim().as_bytes()), "{} has it", entry.path().display());
+            }
+        }
+    }
+    assert!(files > 10, "only {files} files were searched");
+}
+
+/// Node 1 sees another folder under the same path, as on machines without a common file system.
+#[test]
+#[allow(clippy::print_stderr, reason = "the test says why it is skipped")]
+fn node_that_does_not_see_the_folder_of_node_0_is_refused() {
+    let probe = Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "none", "/tmp"]).status();
+    if !probe.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: a folder cannot be mounted in a namespace of its own");
+        return;
+    }
+    let stage = stage();
+    let nodes = Nodes::new(&stage, "2");
+    let folder = stage.path().join("checkpoints");
+    std::fs::create_dir_all(&folder).expect("the test folder is writable");
+    let line = format!("{BASE} --workers 1 --set train.steps=4 --run elsewhere train");
+    let command = stage.command(&format!(
+        "--nnodes 2 --node-rank 1 --rendezvous 127.0.0.1:{} --token-file token --set supervise.node_timeout_s=3 {line}",
+        nodes.port
+    ));
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--mount", "sh", "-c", "mount -t tmpfs none checkpoints && exec \"$0\" \"$@\""]);
+    elsewhere.arg(command.get_program()).args(command.get_args()).current_dir(stage.path());
+    let log = std::fs::File::create(stage.path().join("node-1.log")).expect("the test folder is writable");
+    let other = elsewhere.stdout(Stdio::null()).stderr(log).spawn().expect("unshare can be started");
+    nodes.end(&mut [nodes.start(0, "node-0", &line), other], ExitCode::Config);
+    for node in ["node-0", "node-1"] {
+        let log = nodes.log(node);
+        assert!(log.contains("this folder must be shared by all nodes"), "{node}: {log}");
+    }
 }
 
 #[test]

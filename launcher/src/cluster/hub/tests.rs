@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::protocol::WorkerSlot;
@@ -237,12 +238,20 @@ fn mutate(value: &mut serde_json::Value, random: &mut Random) {
 }
 
 /// Sends nonsense for a second, or for `LOCDIFF_FUZZ_S` seconds: random bytes, connections that end early, encrypted
-/// messages with changed values. In between, nodes must be able to join.
+/// messages with changed values. In between, nodes must be able to join. No connection may panic, although a panic would
+/// end only this connection.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it did")]
 fn nonsense_from_strangers_and_from_peers_does_no_harm() {
     let seconds = std::env::var("LOCDIFF_FUZZ_S").ok().and_then(|text| text.parse().ok()).unwrap_or(1.0);
     let seed = std::env::var("LOCDIFF_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let is_of_hub = std::thread::current().name() == Some("nodes");
+        HAS_PANICKED.fetch_or(is_of_hub, Ordering::Relaxed);
+        print(panic);
+    }));
     let (cluster, address) = cluster(3);
     let hello = serde_json::to_value(agreement::hello(&facts(1))).expect("a hello is JSON");
     let alive = serde_json::to_value(FromNode::Alive { gang: 1, beats: Vec::new() }).expect("a message is JSON");
@@ -294,6 +303,7 @@ fn nonsense_from_strangers_and_from_peers_does_no_harm() {
             }
             let joined = say(address, &serde_json::to_value(agreement::hello(&facts(2))).expect("JSON")).await;
             assert_eq!(joined, Some(ToNode::Welcome), "a node cannot join any more");
+            assert!(!HAS_PANICKED.load(Ordering::Relaxed), "a connection has panicked");
         }
         println!("{counts:?} in {:.0} s, seed {seed}", began.elapsed().as_secs_f64());
         cluster.end(ExitCode::Success, "");
