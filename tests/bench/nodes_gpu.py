@@ -99,6 +99,8 @@ class Experiment:
             "resumed_from": resumed, "steps": len(two), "graphs": log.count("as a CUDA graph"),
             "loss_difference": worst, "repeated_loss_difference": repeated,
         })
+        if self.device == "cuda" and log.count("as a CUDA graph") != 2:
+            sys.exit("the step was not recorded before and after the loss")
         if len(resumed) != 1 or sorted(two) != sorted(one) or max(worst, repeated) > 1e-5:
             sys.exit("the losses differ, or training was not resumed once")
 

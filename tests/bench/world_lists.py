@@ -5,9 +5,8 @@
 
 Run `geoclip import` first. OUT gets `V.csv` (the places of YFCC4k that are not in the first list),
 `thinned-validation.csv`, `thinned.csv` and `held-out.csv`. Choices were made on test places of 2,000 cells of 0.8 degrees
-and of 700 such cells that are held out (docs/experiments/world-2.md, "Test places in random order"). Those that are test
-places of cells of 0.75 degrees too, and 500 others, are the validation places. All other test places of these cells are
-in the two test lists.
+and of 700 such cells that are held out (docs/experiments/world-2.md, "Test places in random order"). These are in no
+list. Of the other test places of CELLS, 2,000 random ones are for validation, and all others are in the two test lists.
 """
 import csv
 import subprocess
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import numpy
 from pyarrow import parquet
+
+from worlds import CELLS
 
 
 def simulated_places(launcher, coordinates, cells, part):
@@ -42,10 +43,10 @@ def main(launcher, coordinates, other, out):
 
     used = set(simulated_places(launcher, coordinates, "0.8", "thinned")[:2000])
     used |= set(simulated_places(launcher, coordinates, "0.8", "held-out")[:700])
-    thinned, held_out = (simulated_places(launcher, coordinates, "0.75", part) for part in ("thinned", "held-out"))
+    thinned, held_out = (simulated_places(launcher, coordinates, CELLS, part) for part in ("thinned", "held-out"))
     unused = [place for place in thinned if place not in used]  # in random order
-    write(out / "thinned-validation.csv", [place for place in thinned if place in used] + unused[:500])
-    write(out / "thinned.csv", unused[500:])
+    write(out / "thinned-validation.csv", unused[:2000])
+    write(out / "thinned.csv", unused[2000:])
     write(out / "held-out.csv", [place for place in held_out if place not in used])
 
 
