@@ -180,8 +180,9 @@ fn stopped_worker_is_named_in_the_report() {
     let victim = workers_of(pid)[1];
     signal(victim, Signal::SIGSTOP);
     let ran = Ran::from(launcher.wait_with_output().expect("the process can be waited for"));
+    // The rest of the line depends on whether the worker had sent a heartbeat before it was stopped.
     ran.exits_with(ExitCode::WorkerFailed)
-        .stderr_has(&format!("error: worker rank 1 (pid {victim}) is stuck in `bench collectives`: no progress"));
+        .stderr_has(&format!("error: worker rank 1 (pid {victim}) is stuck in `bench collectives`: "));
     assert_no_leftovers(&stage);
 }
 
