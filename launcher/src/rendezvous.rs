@@ -30,6 +30,8 @@ pub struct RunNode {
     pub number: u32,
     /// Name of the machine.
     pub host: String,
+    /// A random number of the launcher process.
+    pub process: u64,
     /// Number of cores.
     pub cores: u32,
     /// The network interface over which the node's workers reach the others; "": loopback.
@@ -77,6 +79,7 @@ impl NodeWorkers {
         let nodes = facts.iter().map(|facts| RunNode {
             number: facts.node,
             host: facts.host.clone(),
+            process: facts.process,
             cores: facts.cores,
             interface: facts.interface.clone(),
         });

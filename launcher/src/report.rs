@@ -64,7 +64,11 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
         None => LaunchError::new(exit_code(first), told.text(first, &lines, &ranks)),
     };
     let step = involved(first).first().and_then(|rank| ranks.get(*rank as usize)).map_or(0, |rank| rank.step);
-    let node = involved(first).first().and_then(|rank| workers.get(*rank as usize)).map(|worker| worker.node);
+    let node = match first {
+        // The node is there, but could not start its workers.
+        Cause::NodeLost { node, failure } if failure.kind != FailureKind::Lost => Some(*node),
+        _ => involved(first).first().and_then(|rank| workers.get(*rank as usize)).map(|worker| worker.node),
+    };
     let gang = GangFailure { what: what(first), step, node, first_cause: lines[0].clone(), causes: lines, ranks };
     // A worker that survives SIGKILL still holds its device, so a restart would fail.
     let is_held = causes.iter().any(|cause| matches!(cause, Cause::Unkillable(_)));
@@ -267,7 +271,7 @@ impl FailureReport<'_> {
         match cause {
             Cause::Incompatible { rank, reason } => {
                 let worker = self.worker(*rank);
-                format!("{worker} is incompatible with this launcher: {reason}; build both with `make build`")
+                format!("{worker} is incompatible: {reason}; build all programs with `make build`")
             }
             Cause::Late { ranks, limit } => {
                 let (workers, output) = match ranks[..] {
@@ -295,8 +299,9 @@ impl FailureReport<'_> {
                 format!("{} closed its control socket during `{job}` but kept running", self.worker(*rank))
             }
             Cause::Unkillable(rank) => {
-                let pid = self.workers.get(*rank as usize).map(|worker| worker.pid);
-                let place = pid.and_then(wait_channel).unwrap_or_else(|| "unknown".to_owned());
+                // The process ids of other machines mean nothing here.
+                let here = self.workers.get(*rank as usize).filter(|worker| worker.node == 0);
+                let place = here.and_then(|worker| wait_channel(worker.pid)).unwrap_or_else(|| "unknown".to_owned());
                 format!(
                     "{} did not end even after SIGKILL, because it waits inside the kernel ({place}); check its disk \
                      and its GPU",

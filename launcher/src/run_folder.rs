@@ -151,6 +151,7 @@ impl RunFolder {
     /// Rewrites `config.toml`, unless it already contains the configuration with which the run was opened.
     pub fn keep_configuration(&mut self) -> Result<(), LaunchError> {
         if let Some(text) = &self.next_configuration {
+            self.refuse_if_superseded()?;
             self.files.write_atomically(&self.path.join(CONFIG), text.as_bytes())?;
             self.next_configuration = None;
         }

@@ -46,7 +46,7 @@ impl Home {
     /// Opens the run and begins a new attempt.
     pub(crate) fn open(&self) -> RunFolder {
         let mut folder = self.try_open(Files::real()).expect("the run can be opened").folder;
-        folder.begin_attempt().expect("an attempt can begin");
+        folder.begin_attempt(1).expect("an attempt can begin");
         folder
     }
 
@@ -145,15 +145,16 @@ fn model_of_a_run_is_fixed_and_other_changes_are_listed() {
 fn attempt_numbers_only_grow() {
     let home = Home::new();
     let mut folder = home.try_open(Files::real()).expect("the run can be opened").folder;
-    assert_eq!((folder.begin_attempt().ok(), folder.begin_attempt().ok()), (Some(0), Some(1)));
+    assert_eq!((folder.begin_attempt(7).ok(), folder.begin_attempt(1).ok()), (Some(0), Some(1)));
+    assert_eq!(folder.workers_max().ok(), Some(7));
     assert!(home.run().join("logs/1").is_dir());
     drop(folder);
     let mut folder = home.try_open(Files::real()).expect("the run can be opened").folder;
-    assert_eq!(folder.begin_attempt().ok(), Some(2));
+    assert_eq!(folder.begin_attempt(1).ok(), Some(2));
     std::fs::remove_dir_all(home.run().join("logs")).expect("the folder exists");
-    assert_eq!(folder.begin_attempt().ok(), Some(3), "the attempt number is wrong after the logs were removed");
+    assert_eq!(folder.begin_attempt(1).ok(), Some(3), "the attempt number is wrong after the logs were removed");
     std::fs::remove_dir_all(home.run().join("attempts")).expect("the folder exists");
-    assert_eq!(folder.begin_attempt().ok(), Some(4), "the attempt number is wrong after the records were removed");
+    assert_eq!(folder.begin_attempt(1).ok(), Some(4), "the attempt number is wrong after the records were removed");
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn late_parts_of_an_older_attempt_are_never_committed() {
     let home = Home::new();
     let mut folder = home.open();
     let old = [write_part(&Files::real(), folder.path(), 0, 10, 0).expect("the test folder is writable")];
-    folder.begin_attempt().expect("an attempt can begin");
+    folder.begin_attempt(1).expect("an attempt can begin");
     for (attempt, parts) in [(0, &old), (1, &old)] {
         let error = folder.commit(attempt, 10, parts).expect_err("the parts are from an older attempt");
         assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
@@ -178,7 +179,7 @@ fn existing_step_is_not_replaced() {
     let home = Home::new();
     let mut folder = home.open();
     save(&Files::real(), &folder, 10, None).expect("the checkpoint can be committed");
-    folder.begin_attempt().expect("an attempt can begin");
+    folder.begin_attempt(1).expect("an attempt can begin");
     let commit = save(&Files::real(), &folder, 10, None).expect("an existing checkpoint is not an error");
     assert!(matches!(&commit, Commit::AlreadyThere(path) if path.ends_with("step-00000010")), "{commit:?}");
     assert_eq!(home.names(".step-"), Vec::<String>::new());

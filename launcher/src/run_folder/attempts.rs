@@ -13,7 +13,7 @@
 
 use std::path::Path;
 
-use super::records::{ATTEMPTS, Record, claims, record_path};
+use super::records::{ATTEMPTS, Record, claims, read, record_path};
 use super::status::host;
 use super::{RunFolder, names, scan};
 use crate::error::{LaunchError, refuse, reported};
@@ -22,9 +22,9 @@ use crate::error::{LaunchError, refuse, reported};
 const CLAIMS_MAX: usize = 100;
 
 impl RunFolder {
-    /// Begins the next attempt: claims its number, which is higher than those of all earlier attempts, lists the
-    /// checkpoints that count, and creates the folder of its logs. Returns the number.
-    pub fn begin_attempt(&mut self) -> Result<u32, LaunchError> {
+    /// Begins the next attempt, which has `workers` workers: claims its number, which is higher than those of all earlier
+    /// attempts, lists the checkpoints that count, and creates the folder of its logs. Returns the number.
+    pub fn begin_attempt(&mut self, workers: u32) -> Result<u32, LaunchError> {
         let (folder, logs) = (self.path.join(ATTEMPTS), self.path.join("logs"));
         self.files.create_folders(&folder)?;
         self.files.create_folders(&logs)?;
@@ -34,10 +34,10 @@ impl RunFolder {
         let attempt = self.claim()?;
         for earlier in claims(&self.path)?.into_iter().filter(|earlier| *earlier < attempt) {
             if !record_path(&self.path, earlier).exists() {
-                self.record(earlier, None)?;
+                self.record(earlier, 0, None)?;
             }
         }
-        if !self.record(attempt, Some(scan::listed(&self.path)?))? {
+        if !self.record(attempt, workers, Some(scan::listed(&self.path)?))? {
             refuse!(RunHeld, "another launcher has begun a newer attempt of {}", self.path.display());
         }
         self.files.create_folders(&logs.join(attempt.to_string()))?;
@@ -46,10 +46,24 @@ impl RunFolder {
     }
 
     /// Writes the record of an attempt, unless there is one. Returns whether this call wrote it.
-    fn record(&self, attempt: u32, checkpoints: Option<Vec<(u64, Option<u32>)>>) -> Result<bool, LaunchError> {
-        let record = Record { pid: std::process::id(), host: host(), checkpoints };
+    fn record(
+        &self,
+        attempt: u32,
+        workers: u32,
+        checkpoints: Option<Vec<(u64, Option<u32>)>>,
+    ) -> Result<bool, LaunchError> {
+        let record = Record { pid: std::process::id(), host: host(), workers, checkpoints };
         let text = serde_json::to_vec(&record).expect("a record of strings and numbers is JSON");
         Ok(self.files.write_unless_exists(&record_path(&self.path, attempt), &text)?)
+    }
+
+    /// The largest number of workers of an attempt so far.
+    pub fn workers_max(&self) -> Result<u32, LaunchError> {
+        let mut most = 0;
+        for attempt in claims(&self.path)? {
+            most = most.max(read(&record_path(&self.path, attempt))?.map_or(0, |record| record.workers));
+        }
+        Ok(most)
     }
 
     fn claim(&self) -> Result<u32, LaunchError> {

@@ -16,6 +16,9 @@ pub(super) const ATTEMPTS: &str = "attempts";
 pub(super) struct Record {
     pub(super) pid: u32,
     pub(super) host: String,
+    /// Number of workers; 0 if the attempt never began.
+    #[serde(default)]
+    pub(super) workers: u32,
     /// Step and attempt of each checkpoint that was there; no attempt if the manifest of the checkpoint could not be
     /// read. `None` if the attempt never began.
     pub(super) checkpoints: Option<Vec<(u64, Option<u32>)>>,
@@ -39,7 +42,7 @@ pub(super) fn counts(run: &Path, claims: &[u32], manifest: &CheckpointManifest) 
 }
 
 /// The record in a file; `None` if there is no such file.
-fn read(path: &Path) -> Result<Option<Record>, LaunchError> {
+pub(super) fn read(path: &Path) -> Result<Option<Record>, LaunchError> {
     let text = match std::fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         text => text.map_err(LaunchError::at(path))?,

@@ -55,10 +55,10 @@ impl RunFolder {
     /// that were not completely written. Does nothing if a newer attempt has begun. The caller must make sure that no worker
     /// of the run is alive. Parts of a newer attempt are left alone.
     pub fn clean(&self) -> Result<(), LaunchError> {
-        if self.is_superseded() {
-            return Ok(());
-        }
         for entry in self.files.entries(&self.path)? {
+            if self.is_superseded() {
+                return Ok(());
+            }
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let partial = name.starts_with('.')
                 && name.ends_with(".partial")

@@ -302,9 +302,15 @@ impl StatusKeeper {
         self.write();
     }
 
-    /// Whether any step was completed, as far as this launcher knows. A worker at step 1 has not completed a step yet.
+    /// Whether any step was completed, as far as this launcher knows.
     pub fn has_trained(&self) -> bool {
-        self.status.step > 0 || self.status.workers.iter().any(|worker| worker.step > 1)
+        self.has_trained_since(0)
+    }
+
+    /// Whether the current attempt, which began at `step`, has completed a step. A worker at step `step + 1` has not
+    /// completed it yet.
+    pub fn has_trained_since(&self, step: u64) -> bool {
+        self.status.step > step || self.status.workers.iter().any(|worker| worker.step > step + 1)
     }
 
     /// How the run has spent its time so far.

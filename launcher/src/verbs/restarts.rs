@@ -142,6 +142,20 @@ impl RestartPolicy {
         RestartVerdict::Restart { wait: self.next_wait(), count }
     }
 
+    /// Decides what to do when the node that caused the failure is left out: start again at once. Its failures do not count
+    /// against the nodes that are left.
+    pub(in crate::verbs) fn without_node(&mut self, node: u32) -> RestartVerdict {
+        self.crashes.clear();
+        self.corrupted.clear();
+        (self.restarts, self.waits) = (0, 0);
+        RestartVerdict::Restart { wait: Duration::ZERO, count: format!("without node {node}") }
+    }
+
+    /// Whether failed attempts are made again.
+    pub(in crate::verbs) fn allows_restarts(&self) -> bool {
+        self.max_restarts > 0
+    }
+
     fn judge_outage(&mut self, now: Duration) -> RestartVerdict {
         // If the last failure was long ago, an attempt has worked for a while since then, so this failure begins a new
         // outage.

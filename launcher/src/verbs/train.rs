@@ -14,6 +14,7 @@ mod held_run;
 mod metrics;
 mod record;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -185,6 +186,7 @@ pub(super) fn run_resolved(
     if let Some(listener) = metrics {
         metrics::serve(listener, run.path())?;
     }
+    let workers_max = run.workers_max()? as usize;
     let training = HeldRun {
         resolved,
         world,
@@ -194,7 +196,8 @@ pub(super) fn run_resolved(
         faults,
         restarts: 0,
         failing_node: None,
-        workers_max: 0,
+        trained: BTreeSet::new(),
+        workers_max,
         policy,
         status,
     };

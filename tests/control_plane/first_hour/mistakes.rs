@@ -181,7 +181,7 @@ fn run_in(checkpoints: &Path, name: &str) -> RunFolder {
     config.checkpoint.keep = 5;
     let opened = RunFolder::open(Files::real(), checkpoints, name, &config).expect("the run can be opened");
     let mut folder = opened.folder;
-    folder.begin_attempt().expect("an attempt can begin");
+    folder.begin_attempt(1).expect("an attempt can begin");
     for step in [10, 20, 30] {
         save(&Files::real(), &folder, step, None).expect("the checkpoint can be committed");
     }

@@ -15,7 +15,7 @@ use super::{Home, assert_contents, save};
 /// Opens a run that has checkpoints at steps 20 and 30. Saves a checkpoint at step 40, which prunes step 20.
 fn session(home: &Home, files: &Files) -> Result<(), LaunchError> {
     let mut folder = home.try_open(files.clone())?.folder;
-    folder.begin_attempt()?;
+    folder.begin_attempt(1)?;
     folder.resume_point()?;
     let saved = save(files, &folder, 40, None);
     if saved.is_err() {
@@ -103,7 +103,7 @@ fn counted(home: &Home) -> Vec<(u64, Option<u32>)> {
 fn take_over(dir: &Path, config: &RunConfig) -> (RunFolder, u64) {
     std::fs::remove_file(dir.join("run/lock")).expect("the run has a lock");
     let mut folder = RunFolder::open(Files::real(), dir, "run", config).expect("the run can be opened").folder;
-    folder.begin_attempt().expect("an attempt can begin");
+    folder.begin_attempt(1).expect("an attempt can begin");
     let point = folder.resume_point().expect("the checkpoints can be read");
     (folder, point.checkpoint.expect("the run has a checkpoint").manifest.step)
 }
@@ -166,6 +166,21 @@ fn wake_up_after_others(trains: bool) {
         assert_eq!(step, next.max(from), "{case}");
     }
     assert!(refused > 0, "no session was stopped in the middle of its commit");
+}
+
+#[test]
+fn launcher_whose_run_was_taken_over_does_not_write_its_configuration() {
+    let home = Home::new();
+    save(&Files::real(), &home.open(), 20, None).expect("the checkpoint can be committed");
+    let mut other = home.config.clone();
+    other.train.log_every += 1;
+    let mut old = RunFolder::open(Files::real(), home.dir(), "run", &other).expect("the run can be opened").folder;
+    old.begin_attempt(1).expect("an attempt can begin");
+    let written = || std::fs::read_to_string(home.run().join("config.toml")).expect("the file can be read");
+    let before = written();
+    let (_folder, _) = take_over(home.dir(), &home.config);
+    let refused = old.keep_configuration().expect_err("another launcher has the run");
+    assert_eq!((refused.exit_code(), written()), (ExitCode::RunHeld, before));
 }
 
 #[test]

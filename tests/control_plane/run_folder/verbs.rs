@@ -14,7 +14,7 @@ fn run_in(stage: &Stage, name: &str) -> RunFolder {
     config.checkpoint.keep = 5;
     let dir = stage.path().join("checkpoints");
     let mut folder = RunFolder::open(Files::real(), &dir, name, &config).expect("the run can be opened").folder;
-    folder.begin_attempt().expect("an attempt can begin");
+    folder.begin_attempt(1).expect("an attempt can begin");
     for (step, score) in [(10, Some(3.5)), (20, Some(9.0)), (30, None)] {
         save(&Files::real(), &folder, step, score).expect("the checkpoint can be committed");
     }
@@ -89,7 +89,7 @@ fn newest_whole_checkpoint_is_exported() {
     config.model.degree = 23;
     let dir = stage.path().join("checkpoints");
     let mut folder = RunFolder::open(Files::real(), &dir, "first", &config).expect("the run can be opened").folder;
-    let attempt = folder.begin_attempt().expect("an attempt can begin");
+    let attempt = folder.begin_attempt(1).expect("an attempt can begin");
     for step in [1, 2] {
         let partial = folder.path().join(partial_name(step, attempt));
         Files::real().create_folder(&partial).expect("the parent folder exists");

@@ -21,7 +21,7 @@ use crate::checkpoint::{assert_same, tensors};
 fn run(dir: &Path) -> PathBuf {
     let mut config = RunConfig::default();
     let mut run = RunFolder::open(Files::real(), dir, "run", &config).expect("the run folder can be opened").folder;
-    let attempt = run.begin_attempt().expect("the run folder is writable");
+    let attempt = run.begin_attempt(1).expect("the run folder is writable");
     let partial = run.path().join(partial_name(9, attempt));
     let files = Files::real();
     files.create_folder(&partial).expect("the folder can be created");

@@ -46,7 +46,7 @@ fn network(config: &RunConfig) -> CsUnet {
 fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let files = Files::real();
     let mut run = RunFolder::open(files.clone(), home, "run", config).expect("the run folder can be opened").folder;
-    let attempt = run.begin_attempt().expect("the run folder is writable");
+    let attempt = run.begin_attempt(1).expect("the run folder is writable");
     let partial = run.path().join(partial_name(STEP, attempt));
     files.create_folder(&partial).expect("the folder can be created");
     let averages: Vec<_> = named(network).into_iter().chain(network.standardisation().named()).collect();

@@ -154,7 +154,7 @@ fn open(dir: &Path, files: Files) -> Result<RunFolder, LaunchError> {
     let mut config = RunConfig::default();
     config.checkpoint.keep = 1;
     let mut run = RunFolder::open(files, dir, "run", &config)?.folder;
-    run.begin_attempt()?;
+    run.begin_attempt(1)?;
     Ok(run)
 }
 

@@ -1,5 +1,6 @@
 //! Training of a run whose lock this launcher holds: attempts, restarts, and the evaluation at the end.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,7 +34,9 @@ pub(super) struct HeldRun<'a> {
     pub(super) restarts: u32,
     /// The node whose worker was the root cause of the last failure.
     pub(super) failing_node: Option<u32>,
-    /// The largest number of workers that this launcher has seen or expects.
+    /// Launchers whose workers have taken part in a step, by [`RunNode::process`](crate::rendezvous::RunNode::process).
+    pub(super) trained: BTreeSet<u64>,
+    /// The largest number of workers that the run has had or expects.
     pub(super) workers_max: usize,
     pub(super) policy: RestartPolicy,
     pub(super) status: StatusKeeper,
@@ -60,8 +63,10 @@ impl HeldRun<'_> {
                 Ok(trained) => return self.report_success(&trained, output),
                 Err(error) => error,
             };
-            self.leave_out_failing_node(&error);
-            let verdict = self.policy.judge(&FailedAttempt::new(&error), self.newest_step(), began.elapsed());
+            let verdict = match self.leave_out_failing_node(&error) {
+                Some(node) => self.policy.without_node(node),
+                None => self.policy.judge(&FailedAttempt::new(&error), self.newest_step(), began.elapsed()),
+            };
             let (wait, count) = match verdict {
                 RestartVerdict::Restart { wait, count } => (wait, count),
                 RestartVerdict::GiveUp(reason) => return Err(self.give_up(error, reason)),
@@ -77,27 +82,36 @@ impl HeldRun<'_> {
         }
     }
 
-    /// If the workers of a node have failed in two attempts in a row, names the node, and goes on without it if that is
-    /// allowed.
-    fn leave_out_failing_node(&mut self, error: &anyhow::Error) {
-        let known = error.downcast_ref::<LaunchError>();
-        if known.is_some_and(|known| known.failure_kind() == FailureKind::Outage) {
+    /// Names a node whose workers have failed in two attempts in a row, and a node that cannot train although others
+    /// have. Leaves the node out if that is allowed, and returns its number.
+    fn leave_out_failing_node(&mut self, error: &anyhow::Error) -> Option<u32> {
+        let known = error.downcast_ref::<LaunchError>()?;
+        if known.failure_kind() == FailureKind::Outage {
             // Storage that does not respond is not the fault of the node that notices it first.
-            return;
+            return None;
         }
-        let gang = known.and_then(LaunchError::gang);
-        let node = gang.and_then(|gang| gang.node).filter(|_| self.world.cluster.is_some());
+        let cluster = self.world.cluster.as_ref()?;
+        let node = known.gang().and_then(|gang| gang.node);
         let before = std::mem::replace(&mut self.failing_node, node);
-        let (Some(number), Some(cluster)) = (node.filter(|_| node == before), &self.world.cluster) else { return };
+        let number = node?;
         let host = self.world.node(number).map_or_else(host, |node| node.host.clone());
-        let reason = format!("the workers of node {number} ({host}) failed in two attempts in a row");
-        let may_go_on = self.world.nodes.len() > self.resolved.config.parallel.nodes_needed() as usize;
-        if number > 0 && cluster.may_shrink() && may_go_on {
-            tracing::warn!("{reason}; going on without this node");
-            cluster.leave_out(number, &format!("{reason}; start a launcher there when it is mended"));
+        let has_trained = self.world.node(number).is_some_and(|node| self.trained.contains(&node.process));
+        let reason = if known.failure_kind() == FailureKind::Final && !has_trained && !self.trained.is_empty() {
+            format!("node {number} ({host}) cannot train, but others can: {}", first_cause(error))
+        } else if node == before {
+            format!("the workers of node {number} ({host}) failed in two attempts in a row")
         } else {
+            return None;
+        };
+        let may_go_on = self.world.nodes.len() > self.resolved.config.parallel.nodes_needed() as usize;
+        if number == 0 || !cluster.may_shrink() || !may_go_on || !self.policy.allows_restarts() {
             tracing::warn!("{reason}");
+            return None;
         }
+        tracing::warn!("{reason}; going on without this node");
+        cluster.leave_out(number, &format!("{reason}; start a launcher there when it is mended"));
+        self.failing_node = None;
+        Some(number)
     }
 
     /// The configuration of the workers. If nodes are missing, each worker processes more rows, but not more at once than
@@ -164,7 +178,7 @@ impl HeldRun<'_> {
         self.world = self.supervisor.gather(&self.world)?;
         self.workers_max = self.workers_max.max(self.world.workers_expected());
         self.world.check_division(&self.resolved.config)?;
-        let attempt = self.run.begin_attempt()?;
+        let attempt = self.run.begin_attempt(u32::try_from(self.world.slots.len()).unwrap_or(u32::MAX))?;
         let point = self.run.resume_point()?;
         point.set_aside.iter().for_each(|line| tracing::warn!("{line}"));
         let init_from = match &point.checkpoint {
@@ -203,6 +217,9 @@ impl HeldRun<'_> {
         let job = Job::Train(Box::new(job));
         let result = self.supervisor.run(&self.resolved.config, &self.world, job, attempt, &mut observer);
         observer.display.finish();
+        if self.status.has_trained_since(step) {
+            self.trained.extend(self.world.nodes.iter().map(|node| node.process));
+        }
         let cleaned = self.run.clean();
         let result = result?;
         cleaned?;
