@@ -244,6 +244,13 @@ pub struct EvalRequest {
     pub exclude_km: Option<f64>,
 }
 
+impl EvalRequest {
+    /// Whether photos are located with the run of `--run`. Other evaluations take little time, or compare several runs.
+    pub fn scores_run(&self) -> bool {
+        self.predictions.is_none() && matches!(self.suite, None | Some(Suite::Main | Suite::Generative))
+    }
+}
+
 /// An experiment of the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Suite {

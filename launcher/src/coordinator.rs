@@ -46,9 +46,6 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// How long to wait for the backtrace of a stuck worker.
 const BACKTRACE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long to wait for a worker to end after SIGKILL. The kernel may need seconds to free the memory of a GPU.
-const KILL_PATIENCE: Duration = Duration::from_secs(30);
-
 /// Exit code of the dynamic linker and of shells when a program cannot be loaded.
 const EXIT_NOT_LOADED: i32 = 127;
 
@@ -209,6 +206,8 @@ pub struct Limits {
     pub stop: Duration,
     /// Time from the user's request to stop until the workers are killed.
     pub preempt: Duration,
+    /// How long to wait for a worker to end after SIGKILL. The kernel may need seconds to free the memory of a GPU.
+    pub kill: Duration,
     /// Time without progress after which a worker counts as stuck. Each phase of the job has its own limit.
     pub phases: PhaseLimits,
 }
@@ -372,6 +371,9 @@ impl Coordinator {
                 }
                 let complete = self.members.iter().all(|member| member.hello.is_some());
                 if self.phase == Phase::Starting && complete {
+                    if let Some((rank, reason)) = different_libraries(&self.hellos()) {
+                        return self.stop(Cause::Incompatible { rank, reason }, now);
+                    }
                     self.phase = Phase::Running;
                     self.pulses = Pulses::new(self.members.len(), self.limits.phases, now);
                     return vec![Action::StartAll];
@@ -571,7 +573,7 @@ impl Coordinator {
     }
 
     fn kill(&mut self, now: Duration) -> Vec<Action> {
-        self.phase = Phase::Stopping { give_up_at: now + KILL_PATIENCE };
+        self.phase = Phase::Stopping { give_up_at: now + self.limits.kill };
         vec![Action::Kill]
     }
 
@@ -585,6 +587,17 @@ impl Coordinator {
         }
         Vec::new()
     }
+}
+
+/// The first rank whose libraries differ from those of rank 0, and how they differ.
+fn different_libraries(hellos: &[Hello]) -> Option<(u32, String)> {
+    let of = |hello: &Hello| {
+        let version = |found: &Option<String>| found.clone().unwrap_or_else(|| "none".to_owned());
+        format!("libtorch {}, CUDA {}, NCCL {}", hello.libtorch_loaded, version(&hello.cuda), version(&hello.nccl))
+    };
+    let wanted = of(hellos.first()?);
+    let other = hellos.iter().find(|hello| of(hello) != wanted)?;
+    Some((other.rank, format!("it has {}, but rank 0 has {wanted}", of(other))))
 }
 
 /// The reason why a worker is incompatible with this launcher. `None` if it is compatible.

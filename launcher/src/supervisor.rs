@@ -50,10 +50,13 @@ use observer::{CloseOnDrop, Observations};
 use program::worker_path;
 use signals::Signals;
 pub use signals::hold_signals;
-use workers::Gang;
+use workers::{Gang, OUTPUT_GRACE};
 
 /// Name of the thread that computes while the main thread waits for signals.
 const COMPUTING_THREAD: &str = "computing";
+
+/// How long to wait for a worker to end after SIGKILL. The kernel may need seconds to free the memory of a GPU.
+const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Name of the observer's thread.
 const OBSERVING_THREAD: &str = "observing";
@@ -111,6 +114,11 @@ impl Supervisor {
             start: Duration::from_secs_f64(supervise.start_timeout_s),
             stop: Duration::from_secs_f64(supervise.stop_timeout_s),
             preempt: Duration::from_secs_f64(supervise.preempt_timeout_s),
+            kill: match &world.cluster {
+                // A worker of a node that is cut off ends for node 0 when the node counts as lost.
+                Some(_) => KILL_PATIENCE.max(Duration::from_secs_f64(supervise.node_timeout_s) + OUTPUT_GRACE),
+                None => KILL_PATIENCE,
+            },
             phases: PhaseLimits::new(supervise),
         };
         let meeting = Meeting {
@@ -164,7 +172,7 @@ impl Supervisor {
                 return ended.result;
             }
             let stuck = "the disk does not respond: some logs, events or checkpoints were not written";
-            end_process(&match ended.result {
+            let error = match ended.result {
                 _ if self.signals.code.is_some() => {
                     tracing::error!("{stuck}");
                     self.signals.error().into()
@@ -174,7 +182,11 @@ impl Supervisor {
                     tracing::error!("{stuck}");
                     error
                 }
-            })
+            };
+            if let Some(cluster) = &gang.world.cluster {
+                cluster.end(exit_code_of(&error), &format!("{error:#}"));
+            }
+            end_process(&error)
         })
     }
 

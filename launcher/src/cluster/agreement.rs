@@ -21,9 +21,14 @@ pub(super) fn hello(facts: &NodeFacts) -> NodeHello {
 pub(super) fn facts(hello: NodeHello) -> Result<NodeFacts, LaunchError> {
     let NodeHello { link_version, version, revision, rest } = hello;
     if (link_version, version.as_str(), revision.as_str()) != (LINK_VERSION, VERSION, REVISION) {
+        // In any version, these two fields probably have these names.
+        let name = match (rest["node"].as_u64(), rest["host"].as_str()) {
+            (Some(node), Some(host)) => format!("node {node} ({host})"),
+            _ => "a node".to_owned(),
+        };
         refuse!(
             WorkerIncompatible,
-            "a node has version {version} ({revision}), protocol {link_version}, but node 0 has version {VERSION} \
+            "{name} has version {version} ({revision}), protocol {link_version}, but node 0 has version {VERSION} \
              ({REVISION}), protocol {LINK_VERSION}; install the same build on all nodes"
         );
     }

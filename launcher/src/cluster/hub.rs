@@ -118,9 +118,13 @@ impl Cluster {
             let names = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
             let (limit, address) = (shared.settings.gather_limit, shared.settings.address);
             if begun.elapsed() >= limit && patience_ends.is_none() {
+                let refused = match shared.lock().logged.as_str() {
+                    "" => String::new(),
+                    reason => format!("; the last node that was refused: {reason}"),
+                };
                 return Err(reported!(
                     Timeout,
-                    "node(s) {names} did not join at {address} within {:.1} s (supervise.rendezvous_timeout_s)",
+                    "node(s) {names} did not join at {address} within {:.1} s (supervise.rendezvous_timeout_s){refused}",
                     limit.as_secs_f64()
                 )
                 .with_kind(FailureKind::Final));
@@ -205,7 +209,7 @@ impl Cluster {
             state.end = Some(end);
         }
         let begun = Instant::now();
-        while !self.shared.lock().links.is_empty() && begun.elapsed() < FAREWELL_LIMIT {
+        while self.shared.lock().has_to_be_told(begun) && begun.elapsed() < FAREWELL_LIMIT {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::coordinator::Exit;
 
 /// Version of these messages. Increase it whenever one changes.
-pub(super) const LINK_VERSION: u32 = 1;
+pub(super) const LINK_VERSION: u32 = 2;
 
 /// How often each end says that it is alive.
 pub(crate) const ALIVE_EVERY: Duration = Duration::from_millis(500);
@@ -80,7 +80,7 @@ pub(crate) enum ToNode {
         /// Whether the reason may vanish, so that the node should try again.
         is_temporary: bool,
     },
-    /// Read this file in the common folder, and send its content.
+    /// Read this file in the common folder, and send its content. Also write and remove a file beside it.
     Prove {
         /// Name of the file.
         name: String,
@@ -156,8 +156,13 @@ impl WorkerSignal {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FromNode {
-    /// The content of the file in [`ToNode::Prove`]; `None` if it cannot be read.
-    Proof(Option<String>),
+    /// The content of the file in [`ToNode::Prove`].
+    Proof {
+        /// `None` if the file cannot be read.
+        text: Option<String>,
+        /// Why the node cannot write a file beside it; `None` if it can.
+        not_written: Option<String>,
+    },
     /// The node is alive.
     Alive {
         /// Number of the gang; 0 if there is none.

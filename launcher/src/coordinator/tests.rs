@@ -15,6 +15,7 @@ static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
     start: Duration::from_secs(10),
     stop: Duration::from_secs(2),
     preempt: Duration::from_secs(25),
+    kill: Duration::from_secs(30),
     phases: PhaseLimits::new(&SuperviseConfig::default()),
 });
 
@@ -244,6 +245,17 @@ fn worker_that_cannot_be_loaded_is_incompatible() {
     let mut gang = Coordinator::new(1, 7, *LIMITS, at(0));
     end_process(&mut gang, 0, Exit::Code(EXIT_NOT_LOADED), at(0));
     assert!(matches!(causes(&gang)[0], Cause::Incompatible { rank: 0, .. }));
+}
+
+#[test]
+fn ranks_with_other_libraries_than_rank_0_are_incompatible() {
+    let mut gang = Coordinator::new(2, 7, *LIMITS, at(0));
+    gang.step(hello(0), at(0));
+    let GangEvent::Message { message: ToLauncher::Hello(mut other), .. } = hello(1) else { unreachable!() };
+    other.nccl = Some("2.28.9".into());
+    gang.step(GangEvent::Message { rank: 1, message: ToLauncher::Hello(other) }, at(0));
+    let reason = "it has libtorch 2.11.0, CUDA none, NCCL 2.28.9, but rank 0 has libtorch 2.11.0, CUDA none, NCCL none";
+    assert_eq!(causes(&gang), [Cause::Incompatible { rank: 1, reason: reason.into() }]);
 }
 
 #[test]

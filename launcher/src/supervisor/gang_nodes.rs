@@ -106,7 +106,7 @@ pub(super) fn handle_node(
             let code = ExitCode::from_code(code.into()).unwrap_or(ExitCode::Interrupted);
             return Some(NodeNews::Interrupted(code));
         }
-        FromNode::Proof(_) => return None,
+        FromNode::Proof { .. } => return None,
     };
     // A node may report only about its own workers.
     let member = members.get_mut(rank as usize).filter(|member| member.is_of(node))?;

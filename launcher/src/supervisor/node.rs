@@ -23,11 +23,11 @@ use tokio::time::MissedTickBehavior;
 
 use super::control::{NOTICES_MAX, Notice, accept_worker};
 use super::gang_run::oom_kills;
-use super::orphans;
 use super::program::worker_path;
 use super::runtime_folder::ControlSocket;
 use super::signals::Signals;
 use super::workers::{Seat, SpawnSettings, WorkerHandle, kill_running, spawn};
+use super::{KILL_PATIENCE, orphans};
 use crate::cluster::{
     ALIVE_EVERY, FromNode, NodeFacts, Receiver, Sender, ToNode, Token, WorkerEvent, WorkerSignal, interface_of,
     open_channel,
@@ -36,20 +36,17 @@ use crate::coordinator::GangEvent;
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
 use crate::run_folder::exact_unix_s;
 
-/// How long an attempt to connect may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long an attempt to connect may take. Strangers can make others wait for about half of it.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long to wait between two attempts.
 const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long to look for a file in the common folder. File systems on a network may show new files late.
+/// How long to look for a file in the common folder, at most. File systems on a network may show new files late.
 const PROOF_PATIENCE: Duration = Duration::from_secs(45);
 
 /// How many bytes may wait for the network before the workers have to wait too. A heartbeat waits behind them.
 const WAITING_BYTES_MAX: usize = 256 << 10;
-
-/// How long workers may take to end after SIGKILL.
-const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a node needs to know to take part.
 #[derive(Debug)]
@@ -253,7 +250,8 @@ impl Node<'_> {
                 let path = self.settings.common_folder.clone().unwrap_or_default().join(name);
                 // A thread that nobody waits for: the file may be on a file server that does not respond.
                 let outbox = workers.outbox.clone();
-                let read = move || outbox.send(FromNode::Proof(read_proof(&path)));
+                let patience = PROOF_PATIENCE.min(self.settings.gather_limit / 2);
+                let read = move || outbox.send(prove(&path, patience));
                 std::thread::Builder::new().name("proof".into()).spawn(read).context("cannot start a thread")?;
             }
             ToNode::Welcome => {
@@ -307,14 +305,22 @@ fn config_of(job: &mut Job) -> Option<&mut RunConfig> {
     }
 }
 
+/// Proves that this node can read a file that node 0 has just written, and write one beside it.
+fn prove(path: &Path, patience: Duration) -> FromNode {
+    let text = read_proof(path, patience);
+    let own = path.with_extension("answer");
+    let written = std::fs::write(&own, "").and_then(|()| std::fs::remove_file(&own));
+    FromNode::Proof { text, not_written: written.err().map(|error| error.to_string()) }
+}
+
 /// Reads a file that node 0 has just written.
-fn read_proof(path: &Path) -> Option<String> {
+fn read_proof(path: &Path, patience: Duration) -> Option<String> {
     let begun = Instant::now();
     loop {
-        wait_until_visible(path, PROOF_PATIENCE);
+        wait_until_visible(path, patience);
         match std::fs::read_to_string(path) {
             Ok(text) if !text.is_empty() => return Some(text),
-            _ if begun.elapsed() >= PROOF_PATIENCE => return None,
+            _ if begun.elapsed() >= patience => return None,
             _ => std::thread::sleep(Duration::from_millis(100)),
         }
     }

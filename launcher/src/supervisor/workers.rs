@@ -230,7 +230,8 @@ fn command(settings: &SpawnSettings<'_>, slot: &WorkerSlot, control: &Path) -> C
     }
     if slot.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
         let interface = if settings.interface.is_empty() { "lo" } else { settings.interface };
-        command.env("NCCL_SOCKET_IFNAME", interface);
+        // Without "=", NCCL takes every interface whose name begins like this.
+        command.env("NCCL_SOCKET_IFNAME", format!("={interface}"));
     }
     let own_instance = slot.gpu.and_then(gpus::own_instance);
     if let Some(instance) = &own_instance {
@@ -238,7 +239,7 @@ fn command(settings: &SpawnSettings<'_>, slot: &WorkerSlot, control: &Path) -> C
     }
     // NCCL refuses two ranks on the same GPU of a host, and the MIG instances of a GPU count as one GPU. With a host id
     // of its own, each rank seems to be on a separate host.
-    if settings.share_gpu || own_instance.is_some() {
+    if (settings.share_gpu || own_instance.is_some()) && std::env::var_os("NCCL_HOSTID").is_none() {
         command.env("NCCL_HOSTID", format!("locdiff-{}-{}", std::process::id(), slot.rank));
     }
     command

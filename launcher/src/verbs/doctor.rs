@@ -91,6 +91,8 @@ fn checks_of_nodes(cluster: &Cluster) -> anyhow::Result<Vec<Check>> {
             let order = if facts.ahead_s < 0.0 { "behind" } else { "ahead of" };
             let detail = format!("{:.2} s {order} node 0", facts.ahead_s.abs());
             checks.push(Check::new(("clock", (level, detail))));
+            let detail = format!("reads and writes {} as node 0 does", facts.config.checkpoint.dir);
+            checks.push(Check::new(("shared folder", (Level::Ok, detail))));
         }
         present.push(facts.node);
         all.extend(

@@ -32,8 +32,8 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         if global.nnodes.is_some_and(|count| count.most > 1) && !is_about_flags {
             refuse!(
                 Usage,
-                "--nnodes: only train, eval, predict, doctor, self-check, bench collectives and shards simulate run on \
-                 several nodes"
+                "--nnodes: only train, eval of a run, predict, doctor, self-check, bench collectives and shards \
+                 simulate run on several nodes"
             );
         }
         return Ok(None);
@@ -45,6 +45,7 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         }
         return Ok(None);
     }
+    refuse_second_task()?;
     hold_signals()?;
     let resolved = super::resolve_with_run(global)?;
     let config = &resolved.config;
@@ -109,7 +110,7 @@ fn without_resume_hint(error: &str) -> String {
 fn name_on_nodes(verb: &Verb) -> Option<&'static str> {
     match verb {
         Verb::Train { .. } => Some("train"),
-        Verb::Eval(_) => Some("eval"),
+        Verb::Eval(arguments) if arguments.scores_run() => Some("eval"),
         Verb::Predict(_) => Some("predict"),
         Verb::SelfCheck => Some("self-check"),
         Verb::Doctor => Some("doctor"),
@@ -126,6 +127,20 @@ fn common_folder(verb: &Verb, config: &RunConfig) -> Option<PathBuf> {
         Verb::Shards(ShardsVerb::Simulate { out, .. }) => Some(parent(out).to_owned()),
         _ => None,
     }
+}
+
+/// Fails if Slurm has started several launchers on this node.
+fn refuse_second_task() -> Result<(), LaunchError> {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let task = variable("SLURM_LOCALID");
+    if !variable("SLURM_STEP_ID").is_empty() && !matches!(task.as_str(), "" | "0") {
+        refuse!(
+            Usage,
+            "SLURM_LOCALID is {task}: Slurm has started several launchers on this node; start one per node with \
+             `srun --ntasks-per-node=1`, which starts the workers of the node"
+        );
+    }
+    Ok(())
 }
 
 /// What this node says about itself.
@@ -156,28 +171,39 @@ fn facts(name: &str, verb: &Verb, config: &RunConfig) -> Result<NodeFacts, Launc
     })
 }
 
-/// The address of node 0, which must be this machine. Waits until its name is known: a scheduler may start a process before
-/// the name of its machine.
+/// The address of node 0, which must be this machine. Waits until its name is known and has this address: a scheduler may
+/// start a process before the name of its machine, and the name may still belong to a machine that was replaced.
 fn own_address(rendezvous: &str, patience: Duration) -> Result<SocketAddr, LaunchError> {
     let mut supervisor = Supervisor::new().map_err(|error| reported!(Internal, "{error:#}"))?;
     let begun = Instant::now();
-    let addresses: Vec<SocketAddr> = loop {
-        match rendezvous.to_socket_addrs() {
-            Ok(found) => break found.collect(),
-            Err(error) if begun.elapsed() >= patience => {
-                return Err(LaunchError::at(rendezvous)(error).about("--rendezvous"));
-            }
-            Err(error) => tracing::warn!("--rendezvous: {rendezvous}: {error}; trying again"),
+    let mut last = String::new();
+    loop {
+        let error = match rendezvous.to_socket_addrs().map(Vec::from_iter) {
+            Ok(addresses) => match addresses.iter().find(|address| interface_of(address.ip()).is_some()) {
+                Some(own) => return Ok(*own),
+                None => not_here(rendezvous, &addresses),
+            },
+            Err(error) => LaunchError::at(rendezvous)(error).about("--rendezvous"),
+        };
+        // The address of a name may change.
+        let is_name = rendezvous.parse::<SocketAddr>().is_err();
+        if !is_name || begun.elapsed() >= patience {
+            return Err(error);
+        }
+        let text = error.to_string();
+        if text != last {
+            tracing::warn!("{text}; trying again");
+            last = text;
         }
         supervisor.pause(RESOLVE_AGAIN)?;
-    };
-    let own = addresses.iter().find(|address| interface_of(address.ip()).is_some());
-    own.copied().ok_or_else(|| {
-        let found: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
-        reported!(
-            Device,
-            "--rendezvous: {rendezvous} has the address {}, but no network interface of node 0 has it",
-            found.join(", ")
-        )
-    })
+    }
+}
+
+fn not_here(rendezvous: &str, addresses: &[SocketAddr]) -> LaunchError {
+    let found: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
+    reported!(
+        Device,
+        "--rendezvous: {rendezvous} has the address {}, but no network interface of node 0 has it",
+        found.join(", ")
+    )
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -242,31 +242,50 @@ async fn admit(
     };
     if let Some(folder) = shared.settings.common_folder.clone() {
         let written = tokio::task::spawn_blocking(move || Proof::write(&folder)).await.map_err(io::Error::other)?;
+        let has_begun = shared.lock().has_begun;
+        // The node has trained here before, or may do so when the file server works again.
+        let refuse = |error: LaunchError| {
+            let is_temporary = has_begun || error.failure_kind() == FailureKind::Outage;
+            Ok(Err(NodeRefusal { is_temporary, of_run: !is_temporary, ..NodeRefusal::of(error) }))
+        };
         let proof = match written {
             Ok(proof) => proof,
-            Err(error) => return Ok(Err(NodeRefusal::of(error))),
+            Err(error) => return refuse(error),
         };
         let name = proof.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         sender.send(&ToNode::Prove { name }).await?;
-        let text = proof_of(facts.node, sender, receiver, shared).await?;
+        let (text, not_written) = proof_of(facts.node, sender, receiver, shared).await?;
+        let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
         if text.as_ref() != Some(&proof.text) {
-            let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
-            return Ok(Err(NodeRefusal::of(reported!(
+            return refuse(reported!(
                 Config,
                 "node {node} ({host}) does not see the files of node 0 in {}: this folder must be shared by all nodes",
                 folder.display()
-            ))));
+            ));
+        }
+        if let Some(error) = not_written {
+            return refuse(reported!(
+                Config,
+                "node {node} ({host}) cannot write in {}, where the workers of all nodes write: {error}",
+                folder.display()
+            ));
         }
     }
     Ok(Ok(facts))
 }
 
-/// What the node reads in the file that it was asked for; `None` if it cannot read it.
-async fn proof_of(node: u32, sender: &mut Sender, receiver: &mut Receiver, shared: &Hub) -> io::Result<Option<String>> {
+/// What the node reads in the file that it was asked for (`None` if it cannot read it), and why it cannot write there
+/// (`None` if it can).
+async fn proof_of(
+    node: u32,
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+    shared: &Hub,
+) -> io::Result<(Option<String>, Option<String>)> {
     let answer = async {
         loop {
             match receiver.receive::<FromNode>().await? {
-                Some(FromNode::Proof(text)) => return Ok(text),
+                Some(FromNode::Proof { text, not_written }) => return Ok((text, not_written)),
                 Some(message) => shared.report(node, message).await,
                 None => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
             }
@@ -306,6 +325,8 @@ impl Proof {
 
 impl Drop for Proof {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let path = std::mem::take(&mut self.path);
+        // On another thread: a file server that does not respond must not stop the thread that talks to the nodes.
+        tokio::task::spawn_blocking(move || drop(std::fs::remove_file(path)));
     }
 }

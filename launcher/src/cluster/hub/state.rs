@@ -16,6 +16,9 @@ use crate::cluster::messages::{FromNode, NodeFacts, ToNode};
 use crate::cluster::token::Token;
 use crate::error::LaunchError;
 
+/// At the end, node 0 also waits for a node that was lost at most this long ago, because it probably connects again.
+const RECENT_LOSS: Duration = Duration::from_secs(30);
+
 /// What node 0 needs to know to let others take part.
 #[derive(Debug)]
 pub(crate) struct HubSettings {
@@ -212,7 +215,7 @@ impl Hub {
                 | FromNode::NotStarted { gang: number, .. }
                 | FromNode::Alive { gang: number, .. } => gang.number == *number,
                 FromNode::Interrupted(_) => true,
-                FromNode::Proof(_) => false,
+                FromNode::Proof { .. } => false,
             };
             state.gang.as_ref().filter(belongs).map(|gang| gang.events.clone())
         };
@@ -226,6 +229,12 @@ impl Hub {
 }
 
 impl HubState {
+    /// Whether a node that is here, or was lost shortly before the end, does not know yet how the command ended.
+    pub(super) fn has_to_be_told(&self, end: Instant) -> bool {
+        let is_recent = |at: &Instant| *at < end && end.duration_since(*at) < RECENT_LOSS;
+        !self.links.is_empty() || (self.refusals.is_empty() && self.lost_at.values().any(is_recent))
+    }
+
     /// Fails if another process has the place of this node.
     pub(super) fn refuse_second(&self, facts: &NodeFacts) -> Result<(), NodeRefusal> {
         let Some(link) = self.links.get(&facts.node).filter(|link| link.facts.process != facts.process) else {

@@ -122,16 +122,22 @@ fn newcomers_are_announced_to_a_gang_and_latecomers_are_told_the_end() {
         assert!(matches!(news.recv().await, Some(FromCluster::Joined(1))));
         let _second = join(2).await;
         assert!(matches!(news.recv().await, Some(FromCluster::Joined(2))));
-        drop(_second);
+        // Both nodes are lost just before the end.
+        drop((_first, _second));
+        while !cluster.shared.lock().links.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let ended = Arc::clone(&cluster);
         let ending = tokio::task::spawn_blocking(move || ended.end(ExitCode::NoData, "no shards"));
         while cluster.shared.lock().end.is_none() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let mut late = join(2).await;
-        let end = ToNode::End { exit_code: ExitCode::NoData.code(), error: "no shards".to_owned() };
-        assert_eq!(late.1.receive().await.expect("a whole message"), Some(end));
-        drop((_first, late));
+        for node in [1, 2] {
+            assert!(!ending.is_finished(), "node {node} was not told the end");
+            let mut late = join(node).await;
+            let end = ToNode::End { exit_code: ExitCode::NoData.code(), error: "no shards".to_owned() };
+            assert_eq!(late.1.receive().await.expect("a whole message"), Some(end));
+        }
         ending.await.expect("the hub ends");
     });
 }
@@ -165,6 +171,7 @@ fn node_of_another_build_is_refused_and_strangers_in_a_hurry_must_wait() {
             let Some(ToNode::Refused { reason, exit_code, is_temporary: false }) = answer else {
                 panic!("{field}: {answer:?}")
             };
+            assert!(reason.contains("node 1 (host-1) has version"), "{reason}");
             assert!(reason.contains("install the same build on all nodes"), "{reason}");
             assert_eq!(exit_code, ExitCode::WorkerIncompatible.code());
         }
