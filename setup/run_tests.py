@@ -212,6 +212,17 @@ def prepare(libtorch_set):
     children.wait(early, 0)
 
 
+def report_namespaces():
+    """Says if tests of several nodes will skip themselves. cargo hides what a test that passes prints."""
+    probes = {
+        "network namespaces": "ip netns add locdiff-probe && ip netns delete locdiff-probe",
+        "mounts in a namespace": "unshare --mount mount -t tmpfs none /tmp",
+    }
+    for what, probe in probes.items():
+        if subprocess.run(["sh", "-c", probe], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+            log("%s cannot be made here, so the tests that need them are skipped" % what)
+
+
 def run(libtorch_set, cuda_link):
     timed("format", command("cargo", "fmt", "--all", "--check"))
     timed("documents", command(sys.executable, "-B", "tests/check_docs.py"))
@@ -239,6 +250,7 @@ def run(libtorch_set, cuda_link):
         log("CUDA link: not needed for this variant")
     # Says so if there is no browser, because the tests that need one are then skipped.
     children.wait(children.start([sys.executable, "-B", "tests/browse.py", "--find"]))
+    report_namespaces()
     quick, long = test_commands()
     timed("tests", quick)
     unless_unchanged("long-tests", whole_project(), long)
