@@ -2,7 +2,7 @@
 //! chooses the setting of retrieval with consensus: the setting with the highest mean accuracy over the thresholds.
 //!
 //! The objective for LocDiff-H is the mean accuracy over the thresholds, minus ten times the mean loss of accuracy. The
-//! loss at a threshold is how many percentage points LocDiff-H is below the best of its parts plus 0.3 points. The
+//! loss at a threshold is how many percentage points LocDiff-H lacks to be 0.3 points ahead of the best of its parts. The
 //! parts are LocDiff, retrieval, and retrieval with consensus. LocDiff-H should be at least as good as the best part at
 //! every threshold, so a point lost at one threshold weighs more than a point won at another. The 0.3 points are there
 //! because a setting that is just level with the best part on the validation photos was chosen among many, and is
@@ -16,6 +16,8 @@
 //!
 //! This module is pure. The workers compute the error of every setting on every photo, and the choice depends only on
 //! these errors and the places of the photos.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -124,6 +126,21 @@ impl Hybrid {
         }
     }
 
+    /// The number that the section `retrieval` of the configuration names so.
+    pub fn field(&mut self, name: &str) -> Option<&mut f64> {
+        Some(match name {
+            "radius_km" => &mut self.radius_km,
+            "scale" => &mut self.scale,
+            "density_weight" => &mut self.density_weight,
+            "samples_weight" => &mut self.samples_weight,
+            "logit_share" => &mut self.logit_share,
+            "fine_scale" => &mut self.fine_scale,
+            "fine_samples_weight" => &mut self.fine_samples_weight,
+            "density_km" => &mut self.density_km,
+            _ => return None,
+        })
+    }
+
     /// Whether LocDiff has no say.
     pub fn is_without_locdiff(&self) -> bool {
         self.mode == HybridMode::Consensus
@@ -135,6 +152,9 @@ impl Hybrid {
         [self, Self { fine_samples_weight: 1.0, density_km: 100.0, ..self }]
     }
 }
+
+/// In the section `retrieval`, the names of the fields of retrieval with consensus begin like this.
+pub const OF_CONSENSUS: &str = "consensus_";
 
 /// Radius of the second round in all settings that tuning tries, km.
 const RADIUS_KM: f64 = 150.0;
@@ -172,6 +192,27 @@ impl Default for Trials {
             }
         }
         Self { consensus, hybrid }
+    }
+}
+
+impl Trials {
+    /// Only the settings that are left if these fields of the section `retrieval` are fixed.
+    pub fn fixed(mut self, fields: &BTreeMap<String, f64>) -> Self {
+        for (name, value) in fields {
+            let (settings, field) = match name.strip_prefix(OF_CONSENSUS) {
+                Some(field) => (&mut self.consensus, field),
+                None => (&mut self.hybrid, name.as_str()),
+            };
+            let mut left: Vec<Hybrid> = Vec::new();
+            for mut setting in std::mem::take(settings) {
+                setting.field(field).into_iter().for_each(|field| *field = *value);
+                if !left.contains(&setting) {
+                    left.push(setting);
+                }
+            }
+            *settings = left;
+        }
+        self
     }
 }
 

@@ -98,7 +98,7 @@ pub fn run(
     let job = &with_chosen_head(job, Some(&rows), rows.dataset.width(), worker.rank == 0)?;
     let config = &job.config;
     let truth = if job.task.needs_truth() { TruthFile::open(&job.data, &rows, config)? } else { None };
-    if job.task == EvalTask::Tune && worker.rank == 0 {
+    if matches!(job.task, EvalTask::Tune(_)) && worker.rank == 0 {
         check_no_test_photos(job, &rows)?;
     }
     let saved = SavedModel::open_exactly(&job.checkpoint, &job.checkpoint_xxh3)?;
@@ -127,8 +127,8 @@ pub fn run(
     }
     drop(training);
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
-    let is_tuning = job.task == EvalTask::Tune;
-    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning };
+    let trials = if let EvalTask::Tune(fixed) = &job.task { Some(Trials::default().fixed(fixed)) } else { None };
+    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), trials };
     let blocks = shares(job, &rows, worker).into_iter().flat_map(|share| rows.blocks(share)).map(|block| {
         let mut block = block?;
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
@@ -322,7 +322,8 @@ fn send_nearest(
 /// The methods that the job evaluates, besides LocDiff.
 pub(super) struct Methods<'a> {
     pub(super) retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
-    pub(super) is_tuning: bool,
+    /// The settings to try; `None` unless LocDiff-H is tuned.
+    pub(super) trials: Option<Trials>,
 }
 
 impl Methods<'_> {
@@ -357,8 +358,8 @@ impl Methods<'_> {
         let mut rows = located(block, samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let inputs = (embeddings_ive, samples.as_slice());
-        if self.is_tuning {
-            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, inputs, &Trials::default())?) {
+        if let Some(trials) = &self.trials {
+            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, inputs, trials)?) {
                 row.tuning = Some(found);
             }
             return Ok(rows);

@@ -52,7 +52,7 @@ impl ReportPhotos {
     pub(super) fn new(job: &EvalJob, rows: u64) -> Self {
         let (wanted, temperature) = match job.task {
             EvalTask::Evaluate { temperature, report_photos } => (report_photos as usize, temperature),
-            EvalTask::Tune | EvalTask::Predict(_) => (0, None),
+            EvalTask::Tune(_) | EvalTask::Predict(_) => (0, None),
         };
         Self {
             rows: spread(rows as usize, wanted).map(|row| row as u64).collect(),

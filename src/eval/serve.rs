@@ -52,7 +52,7 @@ pub fn run(
         TrainMethod::Geoclip => None,
     };
     let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
-    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: false };
+    let methods = Methods { retrieval: retrieval.as_ref().zip(retriever.as_ref()), trials: None };
     let mut model = LoadedModel::new(job, worker, width, (engine.as_ref(), methods))?;
     send(ToLauncher::Serving(ServedModel {
         step: saved.step,

@@ -92,7 +92,9 @@ impl Retrieval {
         let (bytes_max, is_optional) = match job.hybrid {
             HybridRequest::No => return Ok(None),
             HybridRequest::Wanted => (u64::MAX, false),
-            HybridRequest::IfItFits { gallery_bytes_max } => (gallery_bytes_max, job.task != EvalTask::Tune),
+            HybridRequest::IfItFits { gallery_bytes_max } => {
+                (gallery_bytes_max, !matches!(job.task, EvalTask::Tune(_)))
+            }
         };
         match open(config, &job.config.shards, (&facts()?, bytes_max), device, threads, progress) {
             Ok((gallery, head)) => {

@@ -3,6 +3,7 @@
 //! The rows of a data set are divided among the workers. Each worker sends its located rows block by block. The
 //! launcher sorts the rows of all workers, writes them to files, and computes the scores.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -43,8 +44,9 @@ pub enum EvalTask {
         /// samples sends none.
         report_photos: u32,
     },
-    /// Send the distance errors of LocDiff-H with each setting in [`crate::tuning::Trials`].
-    Tune,
+    /// Send the distance errors of LocDiff-H with each setting that [`crate::tuning::Trials`] tries if these fields of the
+    /// section `retrieval` are fixed.
+    Tune(BTreeMap<String, f64>),
     /// Send predictions.
     Predict(Prediction),
 }
@@ -59,7 +61,7 @@ impl EvalTask {
     pub fn truth_temperatures(&self) -> &[f64] {
         match self {
             Self::Evaluate { temperature, .. } => temperature.as_slice(),
-            Self::Tune => &[],
+            Self::Tune(_) => &[],
             Self::Predict(wanted) => &wanted.truth_temperatures,
         }
     }

@@ -177,6 +177,9 @@ fn settings_are_never_tuned_on_test_data() {
         let report = std::fs::read_to_string(path).expect("`eval` wrote a report");
         assert!(report.contains("\nradius_km = 77.0\n"), "{flags}: {report}");
     }
+    // Only settings with this value were tried.
+    let tuned_again = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/tuned.toml"));
+    assert!(tuned_again.expect("`eval --tune` wrote the settings").contains("\nradius_km = 77.0\n"));
     // A mode from the command line keeps its own settings.
     let line = "--json --set retrieval.mode=any-sample --set shards.validation=shards/validation eval --tune --hybrid";
     stage.run(line).exits_with(ExitCode::Success);

@@ -327,6 +327,16 @@ fn tuning_does_not_trade_one_scale_for_another() {
     assert_eq!((choice.rows, choice.folds), (1200, 5));
 }
 
+#[test]
+fn fields_that_are_fixed_are_not_tried() {
+    let all = Trials::default();
+    let fields = [("fine_scale", 16.0), ("consensus_scale", 3.0)].map(|(name, value)| (name.to_owned(), value));
+    let fixed = all.clone().fixed(&fields.into());
+    assert!(fixed.hybrid.iter().all(|setting| setting.fine_scale == 16.0));
+    assert!(fixed.consensus.iter().all(|setting| setting.scale == 3.0));
+    assert_eq!((fixed.hybrid.len(), fixed.consensus.len()), (all.hybrid.len() / 3, all.consensus.len() / 5));
+}
+
 /// The first setting has the higher mean accuracy, but is only level with retrieval within 25 km. The second setting is
 /// ahead of it at both distances.
 #[test]

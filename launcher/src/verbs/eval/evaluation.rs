@@ -1,16 +1,19 @@
 //! Evaluates one checkpoint, or uses it to tune LocDiff-H.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use locdiff_core::cgroup::memory_available_bytes;
-use locdiff_core::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, TrainMethod, ValueOrigin};
+use locdiff_core::config::{
+    DecodeAnchors, HybridMode, Resolved, RetrievalConfig, RetrievalHead, TrainMethod, ValueOrigin,
+};
 use locdiff_core::draw::{calibration_plot, distance_curves};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::metrics::PlaceGroups;
 use locdiff_core::protocol::{EvalSummary, EvalTask, HybridRequest, Method};
 use locdiff_core::tensorboard::board_folder;
-use locdiff_core::tuning::{Trials, choose};
+use locdiff_core::tuning::{Hybrid, OF_CONSENSUS, Trials, choose};
 use serde_json::{Value, json};
 
 use super::calibrated;
@@ -152,8 +155,8 @@ impl Evaluation<'_> {
         Ok(Rated { scores, summary, places })
     }
 
-    /// Chooses the settings of LocDiff-H on the validation rows and writes them to a file. A later call of
-    /// `evaluate` uses these settings, except for fields that `--set` sets.
+    /// Chooses the settings of LocDiff-H on the validation rows and writes them to a file. A later call of `evaluate`
+    /// uses these settings. Fields that `--set` sets are not chosen.
     pub(in crate::verbs) fn tune(&mut self, hybrid: HybridRequest) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         if config.train.method == TrainMethod::Geoclip {
@@ -165,11 +168,15 @@ impl Evaluation<'_> {
             );
         }
         require_shards("shards.validation", &config.shards.validation)?;
-        let (gather, summary) = self.locate(&config.shards.validation, hybrid, EvalTask::Tune)?;
+        let fixed = fixed_fields(&self.resolved);
+        let trials = Trials::default().fixed(&fixed);
+        let task = EvalTask::Tune(fixed);
+        let (gather, summary) = self.locate(&config.shards.validation, hybrid, task)?;
         let (rows, thresholds_km) = (gather.tuning()?, config.eval.thresholds_km.clone());
-        let chosen = self.supervisor.compute(move || {
-            Ok(choose(&Trials::default(), &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?)
-        })?;
+        let settings_tried = trials.hybrid.len();
+        let chosen = self
+            .supervisor
+            .compute(move || Ok(choose(&trials, &rows, &thresholds_km, FOLDS).map_err(LaunchError::reported)?))?;
         let (head, setting) = (summary.head.unwrap_or(config.retrieval.head), chosen.setting);
         let (consensus_scale, consensus_fine_scale) = (chosen.consensus.scale, chosen.consensus.fine_scale);
         let run = if head == RetrievalHead::Trained { config.retrieval.run.clone() } else { String::new() };
@@ -198,7 +205,7 @@ impl Evaluation<'_> {
         self.output.print(&format!("settings in {}:{}", path.display(), values.concat()));
         let mut choice = json!(chosen);
         choice["words"] = json!(chosen.setting.to_string());
-        choice["settings_tried"] = json!(Trials::default().hybrid.len());
+        choice["settings_tried"] = json!(settings_tried);
         Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": choice }))
     }
 
@@ -240,33 +247,57 @@ impl Evaluation<'_> {
     }
 }
 
+/// A number in the section `retrieval` of the configuration.
+type RetrievalField = fn(&mut RetrievalConfig) -> &mut f64;
+
+/// The numbers that tuning chooses, by name.
+const TUNED_FIELDS: [(&str, RetrievalField); 10] = [
+    ("radius_km", |config| &mut config.radius_km),
+    ("scale", |config| &mut config.scale),
+    ("density_weight", |config| &mut config.density_weight),
+    ("samples_weight", |config| &mut config.samples_weight),
+    ("logit_share", |config| &mut config.logit_share),
+    ("fine_scale", |config| &mut config.fine_scale),
+    ("fine_samples_weight", |config| &mut config.fine_samples_weight),
+    ("density_km", |config| &mut config.density_km),
+    ("consensus_scale", |config| &mut config.consensus_scale),
+    ("consensus_fine_scale", |config| &mut config.consensus_fine_scale),
+];
+
+/// Whether tuning may choose a field, because `--set` does not set it.
+fn is_free(resolved: &Resolved, field: &str) -> bool {
+    !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set)
+}
+
+/// The fields that `--set` sets.
+fn fixed_fields(resolved: &Resolved) -> BTreeMap<String, f64> {
+    let mut config = resolved.config.retrieval.clone();
+    if config.mode != HybridMode::Consensus && !is_free(resolved, "mode") {
+        // The fields have another meaning in another mode.
+        return BTreeMap::new();
+    }
+    let set = TUNED_FIELDS.iter().filter(|(name, _)| !is_free(resolved, name));
+    set.map(|(name, field)| ((*name).to_owned(), *field(&mut config))).collect()
+}
+
 /// Writes the chosen settings to the configuration, except for fields that `--set` sets.
 fn apply_setting(tuned: &TunedSetting, resolved: &mut Resolved) {
-    let setting = tuned.setting;
-    let is_free =
-        |resolved: &Resolved, field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set);
+    let mut setting = tuned.setting;
     if is_free(resolved, "mode") {
         resolved.config.retrieval.mode = setting.mode;
     } else if resolved.config.retrieval.mode != setting.mode {
         // The settings have another meaning in another mode.
         return;
     }
-    type Field = fn(&mut RetrievalConfig) -> &mut f64;
-    let fields: [(&str, f64, Field); 10] = [
-        ("radius_km", setting.radius_km, |config| &mut config.radius_km),
-        ("scale", setting.scale, |config| &mut config.scale),
-        ("density_weight", setting.density_weight, |config| &mut config.density_weight),
-        ("samples_weight", setting.samples_weight, |config| &mut config.samples_weight),
-        ("logit_share", setting.logit_share, |config| &mut config.logit_share),
-        ("fine_scale", setting.fine_scale, |config| &mut config.fine_scale),
-        ("fine_samples_weight", setting.fine_samples_weight, |config| &mut config.fine_samples_weight),
-        ("density_km", setting.density_km, |config| &mut config.density_km),
-        ("consensus_scale", tuned.consensus_scale, |config| &mut config.consensus_scale),
-        ("consensus_fine_scale", tuned.consensus_fine_scale, |config| &mut config.consensus_fine_scale),
-    ];
-    for (name, value, field) in fields {
+    let (scale, fine_scale) = (tuned.consensus_scale, tuned.consensus_fine_scale);
+    let mut consensus = Hybrid { scale, fine_scale, ..setting };
+    for (name, field) in TUNED_FIELDS {
+        let chosen = match name.strip_prefix(OF_CONSENSUS) {
+            Some(name) => consensus.field(name),
+            None => setting.field(name),
+        };
         if is_free(resolved, name) {
-            *field(&mut resolved.config.retrieval) = value;
+            *field(&mut resolved.config.retrieval) = *chosen.expect("the names are those of a setting");
         }
     }
 }

@@ -133,7 +133,7 @@ impl RowCollector for Gather {
         // A worker sends its report photos at the end, so those of a worker that has failed are missing.
         let wanted = match job.task {
             EvalTask::Evaluate { report_photos, .. } => report_photos as usize,
-            EvalTask::Tune | EvalTask::Predict(_) => 0,
+            EvalTask::Tune(_) | EvalTask::Predict(_) => 0,
         };
         let shown: Vec<u64> = spread(self.rows.count().unwrap_or(0) as usize, wanted).map(|row| row as u64).collect();
         let has_photos =
