@@ -1,7 +1,7 @@
 #!/usr/bin/env -S python3 -IS
 """Measures the launcher of node 0 with many nodes: the time until all workers have met, and the processor time afterwards.
 
-    python3 tests/bench/nodes_load.py target/release/locdiff-launch [--nodes 64] [--workers 8]
+    python3 tests/bench/nodes/load.py target/release/locdiff-launch [--nodes 64] [--workers 8]
 
 All launchers run on this machine and are real, and so are their connections. Their workers are this script: they have no libtorch, meet
 through the key-value store as NCCL does (one rank publishes an id per communicator, all others wait for it), and then send heartbeats. With
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
-    source = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "core", "src", "protocol", "mod.rs")).read()
+    source = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "core", "src", "protocol", "mod.rs")).read()
     protocol = int(re.search(r"PROTOCOL_VERSION: u32 = (\d+)", source).group(1))
     first = subprocess.run([options.launcher, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.splitlines()[0]
     version, revision = re.match(r"locdiff-launch (\S+) \((\S+)\)", first).groups()

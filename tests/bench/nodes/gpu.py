@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains on two nodes that share one GPU, and kills one of them in the middle.
 
-    python3 tests/bench/nodes_gpu.py LAUNCHER OUT [--device cpu]
+    python3 tests/bench/nodes/gpu.py LAUNCHER OUT [--device cpu]
 
 Both launchers run on this machine. Their workers meet over NCCL, through the store that the launchers serve. The
 losses must be those of one launcher with two workers. Run `geoclip import` in a new folder, then this script there.

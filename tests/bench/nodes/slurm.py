@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs docs/deploy/train.sbatch on a small Slurm cluster, whose two nodes are network namespaces of this machine.
 
-    python3 tests/bench/slurm.py target/release/locdiff-launch
+    python3 tests/bench/nodes/slurm.py target/release/locdiff-launch
 
 Needs root, and Debian's packages slurm-wlm and iproute2. The job is queued again twice while it trains: by `scontrol requeue`, and after
-SIGUSR1, which Slurm sends when the time limit is near. This takes six minutes. Each time it must stop with a checkpoint and resume from it. The last line of the
-output has the numbers as JSON.
+SIGUSR1, which Slurm sends when the time limit is near. Each time it must stop with a checkpoint and resume from it. This takes six minutes.
+The last line of the output has the numbers as JSON.
 """
 import json
 import os
@@ -16,9 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from small_run import SmallRun
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+from small_run import SmallRun  # noqa: E402 (the line above must come first)
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs/deploy/train.sbatch"
+SCRIPT = HERE.parents[3] / "docs/deploy/train.sbatch"
 NODES = ("n0", "n1")
 CONTROLLER = "10.78.0.254"
 ADDRESSES = {"n0": "10.78.0.1", "n1": "10.78.0.2"}
