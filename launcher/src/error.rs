@@ -45,6 +45,8 @@ pub struct GangFailure {
     pub step: u64,
     /// Number of the node whose worker is the root cause; `None` if no worker is.
     pub node: Option<u32>,
+    /// Whether a worker survived SIGKILL. It still holds its device, so a restart would fail.
+    pub is_held: bool,
     /// The root cause.
     pub first_cause: String,
     /// All causes, the root cause first.

@@ -69,9 +69,9 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
         Cause::NodeLost { node, failure } if failure.kind != FailureKind::Lost => Some(*node),
         _ => involved(first).first().and_then(|rank| workers.get(*rank as usize)).map(|worker| worker.node),
     };
-    let gang = GangFailure { what: what(first), step, node, first_cause: lines[0].clone(), causes: lines, ranks };
-    // A worker that survives SIGKILL still holds its device, so a restart would fail.
     let is_held = causes.iter().any(|cause| matches!(cause, Cause::Unkillable(_)));
+    let first_cause = lines[0].clone();
+    let gang = GangFailure { what: what(first), step, node, is_held, first_cause, causes: lines, ranks };
     error.with_kind(if is_held { FailureKind::Final } else { kind(first) }).with_gang(gang)
 }
 

@@ -18,12 +18,19 @@ use tokio::sync::{mpsc, watch};
 use super::channel::SeenHandshakes;
 use super::messages::{FromNode, NodeFacts, ToNode};
 use crate::error::{LaunchError, reported};
-use state::{AttachedGang, Hub, HubState, loss};
+use state::{AttachedGang, Hub, HubState, Pause, loss};
 
 pub(crate) use state::{FromCluster, HubSettings, NodeLoss};
 
 /// How long node 0 waits at the end until all nodes know the result.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long no other launcher may take the place of a node that was left out for the first time. The pause doubles each
+/// time, so that a scheduler that starts a broken node again and again does not keep the others from training.
+const FIRST_PAUSE: Duration = Duration::from_secs(30);
+
+/// The longest such pause.
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 /// How often the nodes that are still missing are named.
 const REMIND_EVERY: Duration = Duration::from_secs(10);
@@ -124,7 +131,8 @@ impl Cluster {
                 };
                 return Err(reported!(
                     Timeout,
-                    "node(s) {names} did not join at {address} within {:.1} s (supervise.rendezvous_timeout_s){refused}",
+                    "node(s) {names} did not join at {address} within {:.1} s \
+                     (supervise.rendezvous_timeout_s){refused}",
                     limit.as_secs_f64()
                 )
                 .with_kind(FailureKind::Final));
@@ -166,17 +174,24 @@ impl Cluster {
         (state.gang, state.refusal) = (None, None);
     }
 
-    /// Ends the connection to a node for good: only another launcher may take its place.
-    pub(crate) fn leave_out(&self, node: u32, reason: &str) {
+    /// Ends the connection to a launcher for good: only another one may take the place of the node, after a pause that
+    /// grows each time.
+    pub(crate) fn leave_out(&self, node: u32, process: u64, reason: &str) {
         let mut state = self.shared.lock();
-        let Some(link) = state.links.get(&node) else { return };
-        let (process, exit_code) = (link.facts.process, ExitCode::WorkerFailed.code());
-        let refused = ToNode::Refused { reason: reason.to_owned(), exit_code, is_temporary: false };
-        let _ = link.outbox.send(refused);
         state.left_out.insert(process, reason.to_owned());
+        let times = state.pauses.get(&node).map_or(0, |pause| pause.times + 1);
+        let length = FIRST_PAUSE.saturating_mul(1 << times.min(16)).min(PAUSE_MAX);
+        state.pauses.insert(node, Pause { until: Instant::now() + length, times });
+        if state.links.get(&node).is_none_or(|link| link.facts.process != process) {
+            return;
+        }
+        let exit_code = ExitCode::WorkerFailed.code();
+        let refused = ToNode::Refused { reason: reason.to_owned(), exit_code, is_temporary: false };
         // Nobody waits for the node.
         state.lost_at.remove(&node);
-        drop(state.links.remove(&node));
+        if let Some(link) = state.links.remove(&node) {
+            let _ = link.outbox.send(refused);
+        }
     }
 
     /// Waits until another node was asked to stop.
@@ -200,6 +215,7 @@ impl Cluster {
 
     /// Tells all nodes how the command ended, and waits a moment until they know.
     pub fn end(&self, exit_code: ExitCode, error: &str) {
+        let begun = Instant::now();
         {
             let mut state = self.shared.lock();
             let end = ToNode::End { exit_code: exit_code.code(), error: error.to_owned() };
@@ -208,7 +224,6 @@ impl Cluster {
             }
             state.end = Some(end);
         }
-        let begun = Instant::now();
         while self.shared.lock().has_to_be_told(begun) && begun.elapsed() < FAREWELL_LIMIT {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -80,10 +80,12 @@ pub(crate) enum ToNode {
         /// Whether the reason may vanish, so that the node should try again.
         is_temporary: bool,
     },
-    /// Read this file in the common folder, and send its content. Also write and remove a file beside it.
+    /// Read this file in the common folder, and send its content.
     Prove {
         /// Name of the file.
         name: String,
+        /// Whether to write and remove a file beside it.
+        must_write: bool,
     },
     /// The node takes part.
     Welcome,
@@ -160,7 +162,7 @@ pub(crate) enum FromNode {
     Proof {
         /// `None` if the file cannot be read.
         text: Option<String>,
-        /// Why the node cannot write a file beside it; `None` if it can.
+        /// Why the node cannot write a file beside it; `None` if it can, or need not.
         not_written: Option<String>,
     },
     /// The node is alive.

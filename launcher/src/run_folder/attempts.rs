@@ -22,8 +22,8 @@ use crate::error::{LaunchError, refuse, reported};
 const CLAIMS_MAX: usize = 100;
 
 impl RunFolder {
-    /// Begins the next attempt, which has `workers` workers: claims its number, which is higher than those of all earlier
-    /// attempts, lists the checkpoints that count, and creates the folder of its logs. Returns the number.
+    /// Begins the next attempt, which has `workers` workers: claims its number, which is higher than those of all
+    /// earlier attempts, lists the checkpoints that count, and creates the folder of its logs. Returns the number.
     pub fn begin_attempt(&mut self, workers: u32) -> Result<u32, LaunchError> {
         let (folder, logs) = (self.path.join(ATTEMPTS), self.path.join("logs"));
         self.files.create_folders(&folder)?;
@@ -61,7 +61,9 @@ impl RunFolder {
     pub fn workers_max(&self) -> Result<u32, LaunchError> {
         let mut most = 0;
         for attempt in claims(&self.path)? {
-            most = most.max(read(&record_path(&self.path, attempt))?.map_or(0, |record| record.workers));
+            // A record that cannot be read is not needed here.
+            let record = read(&record_path(&self.path, attempt)).ok().flatten();
+            most = most.max(record.map_or(0, |record| record.workers));
         }
         Ok(most)
     }

@@ -119,7 +119,7 @@ struct Node<'a> {
     settings: &'a NodeSettings,
     /// Whether node 0 was told that the user asked to stop.
     is_interrupted: bool,
-    /// When node 0 was heard last.
+    /// When a node 0 that lets this node take part was last heard.
     last_contact: Instant,
     has_joined: bool,
 }
@@ -170,12 +170,14 @@ impl Node<'_> {
         let mut ticks = tokio::time::interval(ALIVE_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut give_up_at: Option<Instant> = None;
+        let mut is_welcome = false;
         let ended = loop {
             tokio::select! {
                 message = inbox.recv() => match message {
                     Some(Ok(message)) => {
-                        // The time to give up does not move while another process holds this place.
-                        if !matches!(message, ToNode::Refused { is_temporary: true, .. }) {
+                        // The time to give up does not move while node 0 refuses this node.
+                        is_welcome |= message == ToNode::Welcome;
+                        if is_welcome {
                             self.last_contact = Instant::now();
                         }
                         if let Some(end) = self.handle(message, &mut workers).await? {
@@ -245,13 +247,13 @@ impl Node<'_> {
                     ConnectionEnd::Refused { exit_code, reason }
                 }));
             }
-            ToNode::Prove { name } => {
+            ToNode::Prove { name, must_write } => {
                 let name = Path::new(&name).file_name().unwrap_or_default().to_owned();
                 let path = self.settings.common_folder.clone().unwrap_or_default().join(name);
                 // A thread that nobody waits for: the file may be on a file server that does not respond.
                 let outbox = workers.outbox.clone();
                 let patience = PROOF_PATIENCE.min(self.settings.gather_limit / 2);
-                let read = move || outbox.send(prove(&path, patience));
+                let read = move || outbox.send(prove(&path, patience, must_write));
                 std::thread::Builder::new().name("proof".into()).spawn(read).context("cannot start a thread")?;
             }
             ToNode::Welcome => {
@@ -306,11 +308,12 @@ fn config_of(job: &mut Job) -> Option<&mut RunConfig> {
 }
 
 /// Proves that this node can read a file that node 0 has just written, and write one beside it.
-fn prove(path: &Path, patience: Duration) -> FromNode {
+fn prove(path: &Path, patience: Duration, must_write: bool) -> FromNode {
     let text = read_proof(path, patience);
     let own = path.with_extension("answer");
-    let written = std::fs::write(&own, "").and_then(|()| std::fs::remove_file(&own));
-    FromNode::Proof { text, not_written: written.err().map(|error| error.to_string()) }
+    let write = || std::fs::write(&own, "").and_then(|()| std::fs::remove_file(&own)).err();
+    let not_written = must_write.then(write).flatten().map(|error| error.to_string());
+    FromNode::Proof { text, not_written }
 }
 
 /// Reads a file that node 0 has just written.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{RunConfig, ValueOrigin};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::parent;
 use serde_json::Value;
@@ -38,14 +38,18 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         }
         return Ok(None);
     };
-    let parallel = super::resolve_for(global, &["parallel"])?.config.parallel;
+    let found = super::resolve_for(global, &["parallel"])?;
+    let is_task_of_slurm = *found.origin("parallel.node_rank") == ValueOrigin::Flag("SLURM_NODEID");
+    let parallel = found.config.parallel;
     if parallel.nodes == 1 {
         if global.node_rank.is_some_and(|node| node > 0) {
             refuse!(Usage, "--node-rank: give the number of nodes with --nnodes");
         }
         return Ok(None);
     }
-    refuse_second_task()?;
+    if is_task_of_slurm {
+        refuse_second_task()?;
+    }
     hold_signals()?;
     let resolved = super::resolve_with_run(global)?;
     let config = &resolved.config;
@@ -90,6 +94,7 @@ pub(super) fn run(verb: &Verb, cli: &Cli, output: Output) -> anyhow::Result<Opti
         gather_limit,
         is_survey,
         common_folder,
+        must_write: !matches!(verb, Verb::Eval(_)),
     };
     let cluster = Cluster::open(settings)?;
     let global = Global { cluster: Some(Arc::clone(&cluster)), ..global.clone() };
@@ -120,7 +125,7 @@ fn name_on_nodes(verb: &Verb) -> Option<&'static str> {
     }
 }
 
-/// The folder that all nodes must share: where the workers of all nodes write. `None` if there is none.
+/// The folder that all nodes must share. `None` if there is none.
 fn common_folder(verb: &Verb, config: &RunConfig) -> Option<PathBuf> {
     match verb {
         Verb::Train { .. } | Verb::Eval(_) | Verb::Doctor => Some(PathBuf::from(&config.checkpoint.dir)),
@@ -129,11 +134,10 @@ fn common_folder(verb: &Verb, config: &RunConfig) -> Option<PathBuf> {
     }
 }
 
-/// Fails if Slurm has started several launchers on this node.
+/// Fails if Slurm has started several launchers on this node, so that they have the same number.
 fn refuse_second_task() -> Result<(), LaunchError> {
-    let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let task = variable("SLURM_LOCALID");
-    if !variable("SLURM_STEP_ID").is_empty() && !matches!(task.as_str(), "" | "0") {
+    let task = std::env::var("SLURM_LOCALID").unwrap_or_default();
+    if !matches!(task.as_str(), "" | "0") {
         refuse!(
             Usage,
             "SLURM_LOCALID is {task}: Slurm has started several launchers on this node; start one per node with \
@@ -171,8 +175,8 @@ fn facts(name: &str, verb: &Verb, config: &RunConfig) -> Result<NodeFacts, Launc
     })
 }
 
-/// The address of node 0, which must be this machine. Waits until its name is known and has this address: a scheduler may
-/// start a process before the name of its machine, and the name may still belong to a machine that was replaced.
+/// The address of node 0, which must be this machine. Waits until its name is known and has this address: a scheduler
+/// may start a process before the name of its machine, and the name may still belong to a machine that was replaced.
 fn own_address(rendezvous: &str, patience: Duration) -> Result<SocketAddr, LaunchError> {
     let mut supervisor = Supervisor::new().map_err(|error| reported!(Internal, "{error:#}"))?;
     let begun = Instant::now();

@@ -142,8 +142,8 @@ impl RestartPolicy {
         RestartVerdict::Restart { wait: self.next_wait(), count }
     }
 
-    /// Decides what to do when the node that caused the failure is left out: start again at once. Its failures do not count
-    /// against the nodes that are left.
+    /// Decides what to do when the node that caused the failure is left out: start again at once. Its failures do not
+    /// count against the nodes that are left.
     pub(in crate::verbs) fn without_node(&mut self, node: u32) -> RestartVerdict {
         self.crashes.clear();
         self.corrupted.clear();
@@ -273,6 +273,16 @@ mod tests {
             panic!("the second panic at step 8 was not final, or no reason was given");
         };
         assert!(reason.contains("panic at step 8 for the second time"), "{reason}");
+    }
+
+    #[test]
+    fn failures_of_a_node_that_is_left_out_do_not_count() {
+        let mut policy = policy(1, 100.0);
+        let crash = failed(FailureKind::Crash, "panic", 7);
+        assert_eq!(wait_s(&policy.judge(&crash, None, at(0))), Some(0));
+        assert_eq!(wait_s(&policy.without_node(3)), Some(0));
+        assert_eq!(wait_s(&policy.judge(&crash, None, at(0))), Some(0), "the crash of another node counted");
+        assert_eq!(wait_s(&policy.judge(&crash, None, at(0))), None);
     }
 
     #[test]

@@ -186,7 +186,8 @@ pub(super) fn run_resolved(
     if let Some(listener) = metrics {
         metrics::serve(listener, run.path())?;
     }
-    let workers_max = run.workers_max()? as usize;
+    let may_shrink = world.cluster.as_ref().is_some_and(|cluster| cluster.may_shrink());
+    let workers_max = if may_shrink { run.workers_max()? as usize } else { 0 };
     let training = HeldRun {
         resolved,
         world,
@@ -195,7 +196,7 @@ pub(super) fn run_resolved(
         supervisor,
         faults,
         restarts: 0,
-        failing_node: None,
+        failing_launcher: None,
         trained: BTreeSet::new(),
         workers_max,
         policy,

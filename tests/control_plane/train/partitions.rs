@@ -214,12 +214,12 @@ fn node_0_that_comes_back_after_a_spare_took_its_place_changes_nothing() {
     write_token(&stage, "token", &stage.run("token").stdout);
     (0..3).for_each(|member| network.set_name(member, &Network::address(0)));
     let settings = format!("{BASE} --set train.global_batch=250 --workers 1 --set checkpoint.every=10");
-    let limits = "--set supervise.node_timeout_s=2 --set supervise.node_patience_s=3 --max-restarts 9";
+    let limits = "--set supervise.node_timeout_s=2 --set supervise.node_patience_s=7 --max-restarts 9";
     let line = format!(
         "--nnodes 1:3 --rendezvous node-zero:{PORT} {settings} {limits} --set train.steps=100000 --run run train"
     );
-    // A fault occurs once. The old node 0 needs at least 8 s for ten steps, in every attempt from the second checkpoint on.
-    let slow: String = (1..10).map(|tens| format!(" --inject slow@rank=0,step={},ms=800", 10 * tens + 1)).collect();
+    // A fault occurs once. The old node 0 needs at least 15 s for ten steps, from the second checkpoint on.
+    let slow: String = (1..10).map(|tens| format!(" --inject slow@rank=0,step={},ms=1500", 10 * tens + 1)).collect();
     let slow = format!("{line}{slow}");
     let mut old = network.start_at(0, &stage, 0, &slow);
     let mut launchers: Vec<Child> = (1..3).map(|node| network.start_at(node, &stage, node, &line)).collect();
@@ -359,7 +359,7 @@ fn strangers_learn_nothing_and_disturb_nobody() {
     }
     assert_eq!((parts, wait(&mut stranger)), (3, Some(0)));
     assert_eq!(found["answers"], 0, "{found}");
-    assert!(found["tries"].as_u64() > Some(200), "{found}");
+    assert!(found["tries"].as_u64() > Some(60), "{found}");
     // The coordinator, and for each worker one listener of Gloo per process group.
     let ports = |node: usize| found["found"][Network::address(node)].as_array().map_or(0, Vec::len);
     assert_eq!((ports(0), ports(1)), (3, 2), "{found}");

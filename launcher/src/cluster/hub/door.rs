@@ -55,6 +55,11 @@ impl Hub {
             let (exit_code, reason) = (ExitCode::WorkerFailed, reason.clone());
             return Err(NodeRefusal { exit_code, reason, is_temporary: false, of_run: false });
         }
+        if let Some(pause) = state.pauses.get(&facts.node).filter(|pause| pause.until > Instant::now()) {
+            let (node, left) = (facts.node, pause.until.saturating_duration_since(Instant::now()).as_secs());
+            let reason = format!("node {node} was left out; another launcher may take its place in {left} s");
+            return Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false });
+        }
         state.refuse_second(&facts)?;
         Ok(facts)
     }
@@ -242,10 +247,10 @@ async fn admit(
     };
     if let Some(folder) = shared.settings.common_folder.clone() {
         let written = tokio::task::spawn_blocking(move || Proof::write(&folder)).await.map_err(io::Error::other)?;
-        let has_begun = shared.lock().has_begun;
-        // The node has trained here before, or may do so when the file server works again.
+        let has_joined = shared.lock().joined.contains_key(&facts.process);
+        // The launcher has taken part before, or may do so when the file server works again.
         let refuse = |error: LaunchError| {
-            let is_temporary = has_begun || error.failure_kind() == FailureKind::Outage;
+            let is_temporary = has_joined || error.failure_kind() == FailureKind::Outage;
             Ok(Err(NodeRefusal { is_temporary, of_run: !is_temporary, ..NodeRefusal::of(error) }))
         };
         let proof = match written {
@@ -253,7 +258,8 @@ async fn admit(
             Err(error) => return refuse(error),
         };
         let name = proof.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        sender.send(&ToNode::Prove { name }).await?;
+        let must_write = shared.settings.must_write;
+        sender.send(&ToNode::Prove { name, must_write }).await?;
         let (text, not_written) = proof_of(facts.node, sender, receiver, shared).await?;
         let (node, host, folder) = (facts.node, &facts.host, proof.path.parent().unwrap_or(Path::new("")));
         if text.as_ref() != Some(&proof.text) {

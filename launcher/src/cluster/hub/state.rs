@@ -40,8 +40,10 @@ pub(crate) struct HubSettings {
     pub(crate) gather_limit: Duration,
     /// Whether nodes that are missing or refused are only reported.
     pub(crate) is_survey: bool,
-    /// A folder that all nodes must share; `None` if the command writes nothing there.
+    /// A folder that all nodes must share; `None` if there is none.
     pub(crate) common_folder: Option<PathBuf>,
+    /// Whether the workers of all nodes write there.
+    pub(crate) must_write: bool,
 }
 
 /// Something that a node reports while a gang runs.
@@ -77,8 +79,12 @@ pub(super) struct HubState {
     pub(super) links: BTreeMap<u32, Link>,
     /// When each missing node was lost.
     pub(super) lost_at: BTreeMap<u32, Instant>,
+    /// Launchers that have joined, with the numbers of their nodes.
+    pub(super) joined: BTreeMap<u64, u32>,
     /// Launchers that may not join again, with the reason.
     pub(super) left_out: BTreeMap<u64, String>,
+    /// Nodes whose place must stay empty for a while.
+    pub(super) pauses: BTreeMap<u32, Pause>,
     pub(super) gang: Option<AttachedGang>,
     pub(super) gangs: u64,
     /// The last refusal of a node that is missing.
@@ -93,6 +99,14 @@ pub(super) struct HubState {
     pub(super) logged: String,
     /// The refusals of nodes, if [`HubSettings::is_survey`].
     pub(super) refusals: Vec<String>,
+}
+
+/// A node that was left out, and may not be replaced yet.
+#[derive(Debug)]
+pub(super) struct Pause {
+    pub(super) until: Instant,
+    /// How often the node was left out before.
+    pub(super) times: u32,
 }
 
 #[derive(Debug)]
@@ -156,6 +170,7 @@ impl Hub {
         let (node, host) = (facts.node, facts.host.clone());
         let mut state = self.lock();
         state.refuse_second(&facts)?;
+        state.joined.insert(facts.process, node);
         let _ = outbox.send(ToNode::Welcome);
         if let Some(end) = &state.end {
             let _ = outbox.send(end.clone());
@@ -231,8 +246,10 @@ impl Hub {
 impl HubState {
     /// Whether a node that is here, or was lost shortly before the end, does not know yet how the command ended.
     pub(super) fn has_to_be_told(&self, end: Instant) -> bool {
-        let is_recent = |at: &Instant| *at < end && end.duration_since(*at) < RECENT_LOSS;
-        !self.links.is_empty() || (self.refusals.is_empty() && self.lost_at.values().any(is_recent))
+        let is_recent = |(node, at): (&u32, &Instant)| {
+            *at < end && end.duration_since(*at) < RECENT_LOSS && self.joined.values().any(|joined| joined == node)
+        };
+        !self.links.is_empty() || self.lost_at.iter().any(is_recent)
     }
 
     /// Fails if another process has the place of this node.

@@ -54,6 +54,7 @@ fn cluster(nodes: u32) -> (Arc<Cluster>, SocketAddr) {
         gather_limit: Duration::from_secs(60),
         is_survey: false,
         common_folder: None,
+        must_write: false,
     };
     (Cluster::open(settings).expect("the port is free"), address)
 }

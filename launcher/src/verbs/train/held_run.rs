@@ -14,8 +14,8 @@ use super::ending::next_commands;
 use super::record::{RESUME_HINT, failure_record, first_cause, resume_command};
 use crate::error::{LaunchError, exit_code_of};
 use crate::output::Output;
-use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{RunFolder, RunState, StatusKeeper, exact_unix_s, host};
+use crate::rendezvous::{NodeWorkers, RunNode};
+use crate::run_folder::{RunFolder, RunState, StatusKeeper, exact_unix_s};
 use crate::supervisor::Supervisor;
 use crate::terminal::{width, wrapped};
 use crate::verbs::eval::{self, Evaluation};
@@ -32,9 +32,9 @@ pub(super) struct HeldRun<'a> {
     pub(super) supervisor: Supervisor,
     pub(super) faults: Vec<InjectedFault>,
     pub(super) restarts: u32,
-    /// The node whose worker was the root cause of the last failure.
-    pub(super) failing_node: Option<u32>,
-    /// Launchers whose workers have taken part in a step, by [`RunNode::process`](crate::rendezvous::RunNode::process).
+    /// The launcher whose worker was the root cause of the last failure, by [`RunNode::process`].
+    pub(super) failing_launcher: Option<u64>,
+    /// Launchers whose workers have taken part in a step.
     pub(super) trained: BTreeSet<u64>,
     /// The largest number of workers that the run has had or expects.
     pub(super) workers_max: usize,
@@ -55,7 +55,7 @@ impl HeldRun<'_> {
                         Err(interrupted) => interrupted.into(),
                         Ok(()) => {
                             // More nodes take part from now on.
-                            self.failing_node = None;
+                            self.failing_launcher = None;
                             continue;
                         }
                     }
@@ -86,32 +86,34 @@ impl HeldRun<'_> {
     /// have. Leaves the node out if that is allowed, and returns its number.
     fn leave_out_failing_node(&mut self, error: &anyhow::Error) -> Option<u32> {
         let known = error.downcast_ref::<LaunchError>()?;
-        if known.failure_kind() == FailureKind::Outage {
+        let (kind, gang) = (known.failure_kind(), known.gang()?);
+        if kind == FailureKind::Outage || gang.is_held {
             // Storage that does not respond is not the fault of the node that notices it first.
             return None;
         }
         let cluster = self.world.cluster.as_ref()?;
-        let node = known.gang().and_then(|gang| gang.node);
-        let before = std::mem::replace(&mut self.failing_node, node);
-        let number = node?;
-        let host = self.world.node(number).map_or_else(host, |node| node.host.clone());
-        let has_trained = self.world.node(number).is_some_and(|node| self.trained.contains(&node.process));
-        let reason = if known.failure_kind() == FailureKind::Final && !has_trained && !self.trained.is_empty() {
-            format!("node {number} ({host}) cannot train, but others can: {}", first_cause(error))
-        } else if node == before {
-            format!("the workers of node {number} ({host}) failed in two attempts in a row")
-        } else {
-            return None;
+        let node = gang.node.and_then(|number| self.world.node(number));
+        let before = std::mem::replace(&mut self.failing_launcher, node.map(|node| node.process));
+        let RunNode { number, host, process, .. } = node?;
+        let reason = match kind {
+            FailureKind::Final if self.trained.is_empty() || self.trained.contains(process) => return None,
+            FailureKind::Final => {
+                format!("node {number} ({host}) cannot train, but others can: {}", first_cause(error))
+            }
+            _ if before == Some(*process) => {
+                format!("the workers of node {number} ({host}) failed in two attempts in a row")
+            }
+            _ => return None,
         };
         let may_go_on = self.world.nodes.len() > self.resolved.config.parallel.nodes_needed() as usize;
-        if number == 0 || !cluster.may_shrink() || !may_go_on || !self.policy.allows_restarts() {
+        if *number == 0 || !cluster.may_shrink() || !may_go_on || !self.policy.allows_restarts() {
             tracing::warn!("{reason}");
             return None;
         }
         tracing::warn!("{reason}; going on without this node");
-        cluster.leave_out(number, &format!("{reason}; start a launcher there when it is mended"));
-        self.failing_node = None;
-        Some(number)
+        cluster.leave_out(*number, *process, &format!("{reason}; start a launcher there when it is mended"));
+        self.failing_launcher = None;
+        Some(*number)
     }
 
     /// The configuration of the workers. If nodes are missing, each worker processes more rows, but not more at once than
@@ -123,6 +125,8 @@ impl HeldRun<'_> {
             let share = config.train.global_batch.div_ceil(u32::try_from(replicas).unwrap_or(u32::MAX));
             config.train.micro_batch =
                 if config.train.micro_batch == 0 { share } else { config.train.micro_batch.min(share) };
+            let (workers, rows) = (self.workers_max, config.train.micro_batch);
+            tracing::info!("each worker processes at most {rows} rows at once, as with {workers} workers");
         }
         config
     }
