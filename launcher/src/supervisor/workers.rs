@@ -229,9 +229,12 @@ fn command(settings: &SpawnSettings<'_>, slot: &WorkerSlot, control: &Path) -> C
         command.env(name, value);
     }
     if slot.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
-        let interface = if settings.interface.is_empty() { "lo" } else { settings.interface };
-        // Without "=", NCCL takes every interface whose name begins like this.
-        command.env("NCCL_SOCKET_IFNAME", format!("={interface}"));
+        let interfaces = match settings.interface {
+            "" | "lo" => "lo".to_owned(),
+            // Without "=", NCCL takes every interface whose name begins like this.
+            other => format!("={other}"),
+        };
+        command.env("NCCL_SOCKET_IFNAME", interfaces);
     }
     let own_instance = slot.gpu.and_then(gpus::own_instance);
     if let Some(instance) = &own_instance {
