@@ -253,7 +253,9 @@ fn ranks_with_other_libraries_than_rank_0_are_incompatible() {
     gang.step(hello(0), at(0));
     let GangEvent::Message { message: ToLauncher::Hello(mut other), .. } = hello(1) else { unreachable!() };
     other.nccl = Some("2.28.9".into());
-    gang.step(GangEvent::Message { rank: 1, message: ToLauncher::Hello(other) }, at(0));
+    let actions = gang.step(GangEvent::Message { rank: 1, message: ToLauncher::Hello(other) }, at(0));
+    assert_eq!(actions, [Action::Kill]);
+    (0..2).for_each(|rank| drop(end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(0))));
     let reason = "it has libtorch 2.11.0, CUDA none, NCCL 2.28.9, but rank 0 has libtorch 2.11.0, CUDA none, NCCL none";
     assert_eq!(causes(&gang), [Cause::Incompatible { rank: 1, reason: reason.into() }]);
 }
