@@ -179,9 +179,8 @@ impl Cluster {
     pub(crate) fn leave_out(&self, node: u32, process: u64, reason: &str) {
         let mut state = self.shared.lock();
         state.left_out.insert(process, reason.to_owned());
-        let times = state.pauses.get(&node).map_or(0, |pause| pause.times + 1);
-        let length = FIRST_PAUSE.saturating_mul(1 << times.min(16)).min(PAUSE_MAX);
-        state.pauses.insert(node, Pause { until: Instant::now() + length, times });
+        let length = state.pauses.get(&node).map_or(FIRST_PAUSE, |before| (2 * before.length).min(PAUSE_MAX));
+        state.pauses.insert(node, Pause { began: Instant::now(), length });
         if state.links.get(&node).is_none_or(|link| link.facts.process != process) {
             return;
         }

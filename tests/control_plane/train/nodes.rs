@@ -174,9 +174,14 @@ fn node_that_cannot_start_its_workers_does_not_end_a_run_that_trains_without_it(
         let log = nodes.log(node);
         assert!(log.contains("cannot train, but others can") && log.contains("locdiff-worker"), "{node}: {log}");
     }
+    // Another launcher has to wait.
+    let mut next = nodes.start(1, "node-1-again", &line);
+    eventually("it is refused", || nodes.log("node-1-again").contains("may take its place 30 s later"));
     let made = events(&stage, "healthy", "progress").len();
     has_made(&stage, "healthy", made + 3);
     assert_eq!(workers_of_attempts(&stage, "healthy"), [1, 2, 1]);
+    signal(next.id(), Signal::SIGTERM);
+    assert_eq!(wait(&mut next), Some(ExitCode::Preempted.code().into()), "{}", nodes.log("node-1-again"));
     signal(first.id(), Signal::SIGTERM);
     assert_eq!(wait(&mut first), Some(ExitCode::Preempted.code().into()), "{}", nodes.log("node-0"));
 }

@@ -55,9 +55,9 @@ impl Hub {
             let (exit_code, reason) = (ExitCode::WorkerFailed, reason.clone());
             return Err(NodeRefusal { exit_code, reason, is_temporary: false, of_run: false });
         }
-        if let Some(pause) = state.pauses.get(&facts.node).filter(|pause| pause.until > Instant::now()) {
-            let (node, left) = (facts.node, pause.until.saturating_duration_since(Instant::now()).as_secs());
-            let reason = format!("node {node} was left out; another launcher may take its place in {left} s");
+        if let Some(pause) = state.pauses.get(&facts.node).filter(|pause| pause.began.elapsed() < pause.length) {
+            let (node, length_s) = (facts.node, pause.length.as_secs());
+            let reason = format!("node {node} was left out; another launcher may take its place {length_s} s later");
             return Err(NodeRefusal { exit_code: ExitCode::RunHeld, reason, is_temporary: true, of_run: false });
         }
         state.refuse_second(&facts)?;

@@ -104,9 +104,8 @@ pub(super) struct HubState {
 /// A node that was left out, and may not be replaced yet.
 #[derive(Debug)]
 pub(super) struct Pause {
-    pub(super) until: Instant,
-    /// How often the node was left out before.
-    pub(super) times: u32,
+    pub(super) began: Instant,
+    pub(super) length: Duration,
 }
 
 #[derive(Debug)]
