@@ -59,14 +59,15 @@ pub struct Hybrid {
     pub density_weight: f64,
     /// Weight of the samples' log density in the first round.
     pub samples_weight: f64,
-    /// Share of the votes in the first round that depends on the logits alone.
-    pub logit_share: f64,
     /// Factor of the logits in the second round.
     pub fine_scale: f64,
     /// Weight of the samples' log density in the second round.
     pub fine_samples_weight: f64,
     /// Width of the kernel with which the density of the samples is estimated in the second round, km.
     pub density_km: f64,
+    /// The most similar point is the answer if its logit, plus the log density that LocDiff predicts there, is at least
+    /// this much higher than at the winner of the vote; 0: never.
+    pub top_margin: f64,
 }
 
 impl From<&RetrievalConfig> for Hybrid {
@@ -77,10 +78,10 @@ impl From<&RetrievalConfig> for Hybrid {
             scale: config.scale,
             density_weight: config.density_weight,
             samples_weight: config.samples_weight,
-            logit_share: config.logit_share,
             fine_scale: config.fine_scale,
             fine_samples_weight: config.fine_samples_weight,
             density_km: config.density_km,
+            top_margin: config.top_margin,
         }
     }
 }
@@ -92,19 +93,19 @@ impl std::fmt::Display for Hybrid {
             scale,
             density_weight,
             samples_weight,
-            logit_share,
             fine_scale,
             fine_samples_weight,
             density_km,
+            top_margin,
             ..
         } = self;
         match self.mode {
             HybridMode::AnySample => write!(out, "any-sample within {radius_km} km"),
             HybridMode::Consensus => write!(
                 out,
-                "consensus: first round with scale {scale}, density weight {density_weight}, samples weight \
-                 {samples_weight} and logit share {logit_share}; second round within {radius_km} km with scale {fine_scale}, samples weight \
-                 {fine_samples_weight} and kernel width {density_km} km"
+                "consensus: first round with scale {scale}, density weight {density_weight} and samples weight \
+                 {samples_weight}; second round within {radius_km} km with scale {fine_scale}, samples weight \
+                 {fine_samples_weight} and kernel width {density_km} km; margin of the most similar point {top_margin}"
             ),
         }
     }
@@ -119,10 +120,10 @@ impl Hybrid {
             scale,
             density_weight: 0.0,
             samples_weight: 0.0,
-            logit_share: 0.0,
             fine_scale,
             fine_samples_weight: 0.0,
             density_km: 25.0,
+            top_margin: 0.0,
         }
     }
 
@@ -133,10 +134,10 @@ impl Hybrid {
             "scale" => &mut self.scale,
             "density_weight" => &mut self.density_weight,
             "samples_weight" => &mut self.samples_weight,
-            "logit_share" => &mut self.logit_share,
             "fine_scale" => &mut self.fine_scale,
             "fine_samples_weight" => &mut self.fine_samples_weight,
             "density_km" => &mut self.density_km,
+            "top_margin" => &mut self.top_margin,
             _ => return None,
         })
     }
@@ -165,9 +166,8 @@ const SCALES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 const FINE_SCALES: [f64; 3] = [2.0, 4.0, 8.0];
 /// The weights of p and q in the first round that tuning tries for LocDiff-H.
 const WEIGHTS: [(f64, f64); 3] = [(1.0, 0.0), (2.0, 0.0), (1.0, 1.0)];
-
-/// The shares of the logits alone that tuning tries for LocDiff-H.
-const LOGIT_SHARES: [f64; 2] = [0.0, 0.1];
+/// The margins of the most similar point that tuning tries for LocDiff-H.
+const TOP_MARGINS: [f64; 2] = [0.0, 1.0];
 
 /// The settings that tuning tries.
 #[derive(Debug, Clone, PartialEq)]
@@ -186,8 +186,8 @@ impl Default for Trials {
         let mut hybrid = Vec::new();
         for alone in &consensus {
             for (density_weight, samples_weight) in WEIGHTS {
-                for logit_share in LOGIT_SHARES {
-                    hybrid.extend(Hybrid { density_weight, samples_weight, logit_share, ..*alone }.with_samples());
+                for top_margin in TOP_MARGINS {
+                    hybrid.extend(Hybrid { density_weight, samples_weight, top_margin, ..*alone }.with_samples());
                 }
             }
         }

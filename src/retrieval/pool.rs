@@ -19,8 +19,9 @@
 //! distance to sample k; with a prior of the user, the mean is weighted. The width h is 250 km in the first round, or
 //! the width over which p is smoothed if that is larger, and `density_km` in the second round.
 //!
-//! With `logit_share` r, the first round mixes two votes: voter j has the weight (1 - r) exp(s_j) / Σ exp(s) + r exp(8
-//! logit_j) / Σ exp(8 logit). So a point that is much more similar than all others can win against LocDiff.
+//! A vote prefers areas with many likely points, and so it may leave the one point that is exactly right. With
+//! `top_margin` m, the answer is the point with the largest logit if logit + log p + log π is higher there than at the
+//! winner by at least m; π is the user's prior.
 //!
 //! A logit distinguishes streets well but confuses continents, so the similarities count more in the second round. They
 //! also count more in both rounds of LocDiff-H if the prior is even and the most similar point is far from every
@@ -43,8 +44,6 @@ const NEAR_POINTS: usize = 500;
 const REGION_KM: [f64; 2] = [200.0, 750.0];
 /// `scale` and `fine_scale` are multiplied by these factors if LocDiff does not know the most similar point.
 const UNKNOWN_SCALES: [f64; 2] = [4.0, 2.0];
-/// Factor of the logits in the part of the first round's votes that depends on the logits alone.
-const ALONE_SCALE: f64 = 8.0;
 /// Kernel widths of the second round, km.
 const PLACE_KM: [f64; 3] = [1.0, 25.0, 200.0];
 /// The least value of the density p, and ε in the density q.
@@ -65,6 +64,8 @@ pub(super) struct Pool<'a> {
     log_factors: Vec<[f64; 2]>,
     /// Logarithms of the densities p and q of the first round at each point; 0 without LocDiff.
     log_densities: Vec<[f64; 2]>,
+    /// Logarithm of the user's prior at each point.
+    log_priors: Vec<f64>,
     /// Number of points that are among the most similar. They come first. Without LocDiff, only these points vote.
     similar: usize,
     /// Whether the prior is even and the most similar point is far from every training photo.
@@ -93,6 +94,7 @@ impl<'a> Pool<'a> {
             log_densities: image
                 .map_or_else(|| vec![[0.0; 2]; ids.len()], |image| region_densities(image, &vectors, &levels)),
             log_factors: ids.iter().map(|id| surroundings.log_factors(*id)).collect(),
+            log_priors: ids.iter().map(|id| surroundings.log_prior(*id)).collect(),
             similar: best.len(),
             is_unknown: best.first().is_some_and(|(id, _)| surroundings.is_probable_but_unknown(*id)),
             image,
@@ -126,10 +128,17 @@ impl<'a> Pool<'a> {
             for (same, winner) in rounds.values().zip(found) {
                 // If scores are not finite, nobody wins the second round, and the winner of the first round stays.
                 let winner = winner.map_or(centre, |place| near[place]);
-                same.iter().for_each(|at| winners[*at] = Some(self.ids[winner]));
+                same.iter().for_each(|at| winners[*at] = Some(self.ids[self.answer(&settings[*at], winner)]));
             }
         }
         winners
+    }
+
+    /// The voter that is the answer: the winner of the vote or the most similar point.
+    fn answer(&self, setting: &Hybrid, winner: usize) -> usize {
+        let score = |at: usize| self.logits[at] + self.log_densities[at][0] + self.log_priors[at];
+        let is_ahead = setting.top_margin > 0.0 && score(0) - score(winner) >= setting.top_margin;
+        if is_ahead { 0 } else { winner }
     }
 
     /// Holds the first round. Groups the settings, given by their positions, by their voters, by the winner of the first
@@ -138,12 +147,13 @@ impl<'a> Pool<'a> {
         let coarse = |at: &usize| {
             let setting = &settings[*at];
             let [scale, _] = self.scales(setting);
-            let weights = [scale, setting.density_weight, setting.samples_weight, setting.logit_share];
+            let weights = [scale, setting.density_weight, setting.samples_weight];
             (self.voters(setting), weights.map(f64::to_bits))
         };
         let all: Vec<usize> = (0..settings.len()).collect();
         let rounds = distinct(&all, coarse);
-        let weights: Vec<Vec<f32>> = rounds.values().map(|same| self.region_weights(&settings[same[0]])).collect();
+        let weights: Vec<Vec<f32>> =
+            rounds.values().map(|same| weights_of(&self.region_scores(&settings[same[0]]))).collect();
         // If scores are not finite, nobody wins, and the most similar point is the answer.
         let regions = vote(&self.vectors, ClosenessTable::of_regions(), weights);
         let regions = regions.into_iter().map(|winner| winner.unwrap_or(0));
@@ -177,19 +187,6 @@ impl<'a> Pool<'a> {
             scale * self.logits[at] + locdiff + self.log_factors[at][0]
         };
         (0..self.voters(setting)).map(score).collect()
-    }
-
-    /// The weight of each vote in the first round.
-    fn region_weights(&self, setting: &Hybrid) -> Vec<f32> {
-        let weights = weights_of(&self.region_scores(setting));
-        let share = setting.logit_share as f32;
-        if share == 0.0 {
-            return weights;
-        }
-        let alone: Vec<f64> = self.logits[..weights.len()].iter().map(|logit| ALONE_SCALE * logit).collect();
-        let alone = weights_of(&alone);
-        let factors = [(1.0 - share) / weights.iter().sum::<f32>(), share / alone.iter().sum::<f32>()];
-        weights.iter().zip(&alone).map(|(weight, alone)| factors[0] * weight + factors[1] * alone).collect()
     }
 
     /// The score s of the voters `near` in the second round. `densities` keeps log q of each voter and width.
@@ -460,6 +457,27 @@ mod tests {
         assert_eq!(wins(Prior::Even, Some(1.5), 11.5, second), [false, false]);
         // With and without LocDiff, the first round has the same voters and the same winner, but the second differs.
         assert_eq!(wins(Prior::Even, Some(2.5), 11.5, (20_000.0, 1.0, 0.5)), [true, false]);
+    }
+
+    /// A crowd wins against the most similar point only if this point is not ahead by the margin.
+    #[test]
+    fn most_similar_point_wins_if_it_is_ahead_by_the_margin() {
+        let lone = fibonacci_grid(2)[0];
+        let mut points = vec![lone];
+        points.extend((0..20).map(|at| lone.antipode().displace(Degrees(18.0 * f64::from(at)), Km(5.0)).unwrap()));
+        let best: Vec<(u32, f32)> = (0..21).map(|id| (id, if id == 0 { 11.0 } else { 10.0 })).collect();
+        let with = |top_margin| Hybrid { top_margin, ..Hybrid::without_locdiff(100.0, 1.0, 1.0) };
+        let is_lone = |surroundings: &Surroundings, margins: &[f64]| {
+            let settings: Vec<Hybrid> = margins.iter().map(|margin| with(*margin)).collect();
+            let answers = Pool::new((&points, surroundings), &best, &[], None).answers(&settings);
+            answers.into_iter().map(|answer| answer == Some(0)).collect::<Vec<bool>>()
+        };
+        let plain = Surroundings::default();
+        assert_eq!(is_lone(&plain, &[0.0, 0.9, 1.1]), [false, true, false]);
+        assert_eq!(is_lone(&plain, &[0.9]), [true]);
+        // The user's prior counts like the logit.
+        let log_prior = (0..21).map(|at| if at == 0 { -0.5 } else { 0.0 }).collect();
+        assert_eq!(is_lone(&plain.with_log_prior(log_prior), &[0.4, 0.6]), [true, false]);
     }
 
     /// Scores that are too large for a number leave an answer: the most similar point.

@@ -111,26 +111,28 @@ fn may_win(scene: &Scene, image: usize, setting: &Hybrid, prior: Prior, top: usi
         let count = (0..points.len()).filter(|other| km(at, *other) < within_km).count();
         if prior == Prior::Even { -(count as f64).ln() } else { 0.0 }
     };
+    let predicted = |at: usize| smoothed_density(locdiff, points[at], reach_km(at)).max(0.002).ln();
     let first = |at: usize| {
-        let predicted = smoothed_density(locdiff, points[at], reach_km(at)).max(0.002).ln();
         let of_samples = samples(at, smoothing_km(reach_km(at)).max(250.0));
         let similarity = scale_factor * setting.scale * f64::from(logits[at]) + log_factor(at, 100.0);
-        similarity + setting.density_weight * predicted + setting.samples_weight * of_samples
+        similarity + setting.density_weight * predicted(at) + setting.samples_weight * of_samples
     };
     let second = |at: usize| {
         let of_samples = setting.fine_samples_weight * samples(at, setting.density_km);
         fine_factor * setting.fine_scale * f64::from(logits[at]) + of_samples + log_factor(at, 25.0)
     };
     let in_region = |one, other| [200.0, 750.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
-    let of_region = votes_of(&voters, first);
-    let of_logits = votes_of(&voters, |at: usize| 8.0 * f64::from(logits[at]));
-    let share = setting.logit_share;
-    let mixed = of_region.iter().zip(of_logits).map(|(all, alone)| (1.0 - share) * all + share * alone).collect();
-    winners(&voters, mixed, in_region).iter().any(|centre| {
+    let top_ahead = |winner: usize| {
+        let score = |at: usize| f64::from(logits[at]) + predicted(at);
+        setting.top_margin > 0.0 && score(voters[0]) - score(winner) >= setting.top_margin
+    };
+    winners(&voters, votes_of(&voters, first), in_region).iter().any(|centre| {
         let is_near = |at: &usize| km(*centre, *at) <= setting.radius_km;
         let near: Vec<usize> = voters.iter().copied().filter(is_near).collect();
         let closeness = |one, other| [1.0, 25.0, 200.0].map(|width| (-km(one, other) / width).exp()).iter().sum();
-        winners(&near, votes_of(&near, second), closeness).iter().any(|winner| points[*winner] == answer)
+        winners(&near, votes_of(&near, second), closeness)
+            .iter()
+            .any(|winner| points[if top_ahead(*winner) { voters[0] } else { *winner }] == answer)
     })
 }
 
@@ -183,7 +185,7 @@ fn some_settings() -> Vec<Hybrid> {
         Hybrid { scale: 2.0, fine_scale: 1.0, radius_km: 40.0, ..alone },
         Hybrid { density_weight: 1.0, ..alone },
         Hybrid { samples_weight: 3.0, ..alone },
-        Hybrid { density_weight: 1.0, logit_share: 0.4, ..alone },
+        Hybrid { density_weight: 1.0, top_margin: 0.4, ..alone },
         Hybrid { density_weight: 4.0, fine_samples_weight: 2.0, density_km: 60.0, ..alone },
         Hybrid { scale: 0.2, fine_samples_weight: 4.0, radius_km: 300.0, ..alone },
     ]

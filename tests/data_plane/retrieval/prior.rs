@@ -54,7 +54,7 @@ fn prior_of_a_point_counts_like_its_logit() {
     let consensus = Hybrid::without_locdiff(20_000.0, 1.0, 1.0);
     let voters = Voters { neighbours: 1, points: POINTS, consensus };
     for mode in [HybridMode::AnySample, HybridMode::Consensus] {
-        let hybrid = Hybrid { mode, radius_km: 20_100.0, ..Hybrid::without_locdiff(20_100.0, 1.0, 1.0) };
+        let hybrid = Hybrid { mode, top_margin: 0.5, ..Hybrid::without_locdiff(20_100.0, 1.0, 1.0) };
         let answers = |surroundings: &Surroundings| {
             locate((&retriever, surroundings), &queries, &images, &hybrid, voters, None).expect("the inputs are valid")
         };

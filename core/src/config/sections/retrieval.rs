@@ -79,14 +79,15 @@ section! {
         pub density_weight: f64 = 1.0,
         /// First round of LocDiff-H: weight of the log density of LocDiff's samples.
         pub samples_weight: f64 = 0.0,
-        /// First round of LocDiff-H: share of the votes that depends on the logits alone, with a scale of 8.
-        pub logit_share: f64 = 0.0,
         /// Second round of LocDiff-H: factor that multiplies the similarities.
         pub fine_scale: f64 = 2.0,
         /// Second round of LocDiff-H: weight of the log density of LocDiff's samples.
         pub fine_samples_weight: f64 = 0.0,
         /// Second round of LocDiff-H: width of the kernel with which the density of the samples is estimated, km.
         pub density_km: f64 = 25.0,
+        /// With retrieval.mode = "consensus", LocDiff-H answers with the most similar point if its logit, plus the log
+        /// density that LocDiff predicts there, is at least this much higher than at the winner of the vote; 0: never.
+        pub top_margin: f64 = 0.0,
         /// Number of most similar gallery points that vote, in LocDiff-H and in retrieval with consensus.
         pub consensus_points: u32 = 1000,
         /// Retrieval with consensus: factor that multiplies the similarities in the first round.
@@ -139,9 +140,9 @@ impl RetrievalConfig {
         checker.not_negative("retrieval.density_weight", self.density_weight);
         checker.not_negative("retrieval.samples_weight", self.samples_weight);
         checker.positive("retrieval.fine_scale", self.fine_scale);
-        checker.within("retrieval.logit_share", self.logit_share, 0.0..=1.0);
         checker.not_negative("retrieval.fine_samples_weight", self.fine_samples_weight);
         checker.positive("retrieval.density_km", self.density_km);
+        checker.not_negative("retrieval.top_margin", self.top_margin);
         checker.within("retrieval.consensus_points", self.consensus_points, 1..=2000);
         checker.positive("retrieval.consensus_scale", self.consensus_scale);
         checker.positive("retrieval.consensus_fine_scale", self.consensus_fine_scale);

@@ -256,10 +256,10 @@ const TUNED_FIELDS: [(&str, RetrievalField); 10] = [
     ("scale", |config| &mut config.scale),
     ("density_weight", |config| &mut config.density_weight),
     ("samples_weight", |config| &mut config.samples_weight),
-    ("logit_share", |config| &mut config.logit_share),
     ("fine_scale", |config| &mut config.fine_scale),
     ("fine_samples_weight", |config| &mut config.fine_samples_weight),
     ("density_km", |config| &mut config.density_km),
+    ("top_margin", |config| &mut config.top_margin),
     ("consensus_scale", |config| &mut config.consensus_scale),
     ("consensus_fine_scale", |config| &mut config.consensus_fine_scale),
 ];
