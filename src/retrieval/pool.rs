@@ -464,7 +464,9 @@ mod tests {
     fn most_similar_point_wins_if_it_is_ahead_by_the_margin() {
         let lone = fibonacci_grid(2)[0];
         let mut points = vec![lone];
-        points.extend((0..20).map(|at| lone.antipode().displace(Degrees(18.0 * f64::from(at)), Km(5.0)).unwrap()));
+        points.extend((0..20).map(|at| {
+            lone.antipode().displace(Degrees(18.0 * f64::from(at)), Km(5.0)).expect("the distance is finite")
+        }));
         let best: Vec<(u32, f32)> = (0..21).map(|id| (id, if id == 0 { 11.0 } else { 10.0 })).collect();
         let with = |top_margin| Hybrid { top_margin, ..Hybrid::without_locdiff(100.0, 1.0, 1.0) };
         let is_lone = |surroundings: &Surroundings, margins: &[f64]| {

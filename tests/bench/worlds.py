@@ -4,7 +4,7 @@
     python3 tests/bench/worlds.py LAUNCHER DATA OUT [--without-degrees] [--quick]
 
 DATA has `mp16_500k.npy`, `im2gps3k.csv` and the lists of places that `world_lists.py` writes. Run `geoclip import` in
-a new folder with 45 GB of free space, then this script. Each report and `table.json` is copied to OUT; `OUT/log` has
+a new folder with 75 GB of free space, then this script. Each report and `table.json` is copied to OUT; `OUT/log` has
 each command with its duration and exit code. Simulations, trainings and evaluations run side by side. `--quick` does
 everything with few rows and steps, on the CPU, to test this script. Results: docs/experiments/world-2.md.
 """
